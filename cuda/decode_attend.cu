@@ -49,6 +49,7 @@ int32_t make_maps(const DecodeKernel& kernel, CUtensorMap (&maps)[4], DeviceErro
 // one with most.
 bool is_better(const DecodeKernel& a, const DecodeKernel& b, int64_t n_rows) {
   if (takes_maps(a) != takes_maps(b)) return takes_maps(a);
+  if (a.of_multiprocessor != b.of_multiprocessor) return a.of_multiprocessor > b.of_multiprocessor;
   if ((a.tile_rows >= n_rows) != (b.tile_rows >= n_rows)) return a.tile_rows >= n_rows;
   return a.tile_rows >= n_rows ? a.tile_rows < b.tile_rows : a.tile_rows > b.tile_rows;
 }
@@ -69,6 +70,7 @@ const DecodeKernel* DecodeLauncher::find(const Layer& layer, int32_t max_q_len, 
       if (!has_types(*kernel, layer)) continue;
       if (kernel->takes_lists != has_lists) continue;
       if (takes_maps(*kernel) && !serves_maps(*kernel)) continue;
+      if (kernel->of_multiprocessor > limits_.most_size) continue;
       if (found == nullptr || is_better(*kernel, *found, n_rows)) found = kernel;
     }
   return found;
@@ -125,13 +127,9 @@ int32_t DecodeLauncher::launch(const DeviceAttend& call, int64_t states_bytes, c
   if (const int32_t code = choose(*call.layer, call.sequences.max_q_len, has_lists, &kernel, &n_blocks, error);
       code != TANDEM_OK)
     return code;
-  DecodeCall described = describe_call(call, kernel->is_narrow);
+  if (takes_maps(*kernel)) n_blocks -= n_blocks / limits_.n_multiprocessors * left_to_append(call, limits_);
+  DecodeCall described = describe_call(call, kernel->is_narrow, limits_);
   described.max_tiles = static_cast<int32_t>(max_tiles(call, *kernel));
-  // Rows that are rotated are written with all else (kernels/append.cuh).
-  if (call.append != nullptr && takes_maps(*kernel) && !rotates_queries(*call.append->layer)) {
-    described.rows_written = rows_written(call.append->exchange);
-    described.epoch = call.append->epoch;
-  }
   described.states = static_cast<float*>(call.workspace);
   // Counts of groups come first: a planned step may launch more sequences than the workspace is for, which have no keys and
   // so count nothing.

@@ -49,8 +49,9 @@ struct DecodeKernel {
   int32_t n_threads;     // of a block
   int32_t shared_bytes;  // dynamic
   int32_t state_floats;
-  bool is_narrow;    // q is multiplied as f16, else as bf16
-  bool takes_lists;  // it serves calls with key lists, and no others
+  int32_t of_multiprocessor;  // shared memory that it is made for (kernels/shared_sizes.cuh), 0: kernels that take maps
+  bool is_narrow;             // q is multiplied as f16, else as bf16
+  bool takes_lists;           // it serves calls with key lists, and no others
   const void* function;
   BoxShape k_box, v_box;  // of kernels for compute capability 9.0, which take maps of these; else 0
 };

@@ -7,7 +7,8 @@
 namespace tandem::cuda {
 
 template <class Shape>
-DecodeKernel describe_decode_kernel(const void* function, const BoxShape& k_box, const BoxShape& v_box) {
+DecodeKernel describe_decode_kernel(int32_t of_multiprocessor, const void* function, const BoxShape& k_box,
+                                    const BoxShape& v_box) {
   return {Shape::K::kDtype,
           Shape::V::kDtype,
           Shape::kKDim,
@@ -16,6 +17,7 @@ DecodeKernel describe_decode_kernel(const void* function, const BoxShape& k_box,
           Shape::kThreads,
           Shape::kSharedBytes,
           Shape::kStateFloats,
+          of_multiprocessor,
           Shape::K::KeyNumber::kNarrow,
           Shape::kHasLists,
           function,
@@ -28,7 +30,8 @@ __global__ void decode_kernel(const __grid_constant__ DecodeCall call);
 
 template <class Shape>
 DecodeKernel make_decode_kernel() {
-  return describe_decode_kernel<Shape>(reinterpret_cast<const void*>(decode_kernel<Shape>), {}, {});
+  return describe_decode_kernel<Shape>(Shape::kOfMultiprocessor, reinterpret_cast<const void*>(decode_kernel<Shape>), {},
+                                       {});
 }
 
 template <class Shape>
@@ -49,7 +52,8 @@ DecodeKernel make_decode_sm90_kernel() {
     function = reinterpret_cast<const void*>(decode_lists_sm90_kernel<Shape>);
   else
     function = reinterpret_cast<const void*>(decode_sm90_kernel<Shape>);
-  return describe_decode_kernel<Shape>(function, {K::kRowBytes, K::kWidth, K::kKeys}, {V::kRowBytes, V::kWidth, V::kKeys});
+  return describe_decode_kernel<Shape>(0, function, {K::kRowBytes, K::kWidth, K::kKeys},
+                                       {V::kRowBytes, V::kWidth, V::kKeys});
 }
 
 }  // namespace tandem::cuda

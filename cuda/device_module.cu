@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: MIT
 // The module's table: devices, their memory, their kernels.
+#include <algorithm>
 #include <cstring>
 #include <new>
 
 #include "cuda/attend_launch.h"
 #include "cuda/driver.h"
 #include "cuda/exchange.h"
+#include "cuda/kernels/shared_sizes.cuh"
 #include "cuda/rebuild.h"
 #include "cuda/row_batch.h"
 
@@ -70,6 +72,25 @@ void close(void* self) {
   delete device;
 }
 
+// The build's option TANDEM_CUDA_MOST_SHARED makes any device one that has no more shared memory, for tests. Code from
+// before 9.0, which a device may compile for itself, has no large kernels (kernels/shared_sizes.cuh).
+int32_t find_limits(int32_t device_idx, const DeviceInfo& info, DeviceLimits* limits, DeviceError* error) {
+  constexpr int kOfSystem = 1024;  // of a block, of which a multiprocessor has one at least
+  int of_block = 0, of_multiprocessor = 0;
+  TANDEM_CUDA_TRY(cudaDeviceGetAttribute(&of_block, cudaDevAttrMaxSharedMemoryPerBlockOptin, device_idx), error);
+  TANDEM_CUDA_TRY(cudaDeviceGetAttribute(&of_multiprocessor, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device_idx),
+                  error);
+#ifdef TANDEM_CUDA_MOST_SHARED
+  of_block = std::min(of_block, TANDEM_CUDA_MOST_SHARED * 1024);
+  of_multiprocessor = std::min(of_multiprocessor, TANDEM_CUDA_MOST_SHARED * 1024 + kOfSystem);
+#endif
+  int32_t code_version = 0;
+  if (const int32_t code = find_code_version(&code_version, error); code != TANDEM_OK) return code;
+  const int32_t most_size = code_version >= 90 ? of_multiprocessor : std::min(of_multiprocessor, kSmallShared + kOfSystem);
+  *limits = {info.compute_capability, info.n_multiprocessors, of_block, of_multiprocessor, most_size};
+  return TANDEM_OK;
+}
+
 int32_t open(int32_t device_idx, void** self, DeviceError* error) {
   DeviceInfo info;
   describe(device_idx, &info);
@@ -78,14 +99,11 @@ int32_t open(int32_t device_idx, void** self, DeviceError* error) {
   const OnDevice on(device_idx);
   TANDEM_CUDA_TRY(on.result(), error);
   TANDEM_CUDA_TRY(cudaFree(nullptr), error);  // makes the context
-  int of_block = 0, of_multiprocessor = 0;
-  TANDEM_CUDA_TRY(cudaDeviceGetAttribute(&of_block, cudaDevAttrMaxSharedMemoryPerBlockOptin, device_idx), error);
-  TANDEM_CUDA_TRY(cudaDeviceGetAttribute(&of_multiprocessor, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device_idx),
-                  error);
+  DeviceLimits limits;
+  if (const int32_t code = find_limits(device_idx, info, &limits, error); code != TANDEM_OK) return code;
   if (const int32_t code = load_exchange_kernels(error); code != TANDEM_OK) return code;
-  auto* device = new (std::nothrow)
-      Device{device_idx, info.n_multiprocessors, info.compute_capability,
-             AttendLauncher({info.compute_capability, info.n_multiprocessors, of_block, of_multiprocessor})};
+  auto* device =
+      new (std::nothrow) Device{device_idx, info.n_multiprocessors, info.compute_capability, AttendLauncher(limits)};
   if (device == nullptr) return fail(error, TANDEM_ERROR_OUT_OF_MEMORY, 0, "", "no memory for a device");
   if (const int32_t code = make_pulse(device, error); code != TANDEM_OK) {
     close(device);

@@ -5,6 +5,7 @@
 #include "cuda/exchange.h"
 #include "cuda/kernel_setup.h"
 #include "cuda/kernels/append_chunk.cuh"
+#include "cuda/kernels/append_copy.cuh"
 #include "cuda/kernels/merge.cuh"
 #include "cuda/kernels/name_keys.cuh"
 #include "cuda/kernels/upload.cuh"
@@ -20,6 +21,11 @@ constexpr int64_t kMostBlocks = 1024;  // of an append; then warps take several 
 // takes them, or as many as are free beside a prefill of 128 blocks, of which another wave would begin for one more. They do
 // not wait there for the append before, or those behind it would have the whole device.
 constexpr int64_t kSomeBlocks = 16, kFewBlocks = 4;
+// Appends beside which attention runs take their multiprocessors from it: one block, or a cluster of two, which lie side by
+// side. Of rows that are copied as they are: bytes of K and V for one block, and at most. With more it is faster to have all
+// multiprocessors and let attention wait, and so it is with more rows that are rounded.
+constexpr int64_t kAloneCopied = int64_t{32} << 10, kMostCopied = int64_t{128} << 10;
+constexpr int64_t kMostRoundedBeside = 64;
 constexpr int64_t kMostRows = int64_t{1} << 30;
 
 }  // namespace
@@ -99,12 +105,10 @@ AppendCall describe(const DeviceAppend& call) {
   return to;
 }
 
-// Kernels for attention that runs beside an append are for compute capability 9.0 alone.
-auto append_kernel_of(const DeviceAppend& call, int32_t capability) {
+auto append_kernel_of(const DeviceAppend& call) {
   if (call.layer->rope != nullptr) return append_kernel<Rotates::kByPosition, false>;
   if (call.layer->k_rotation == TANDEM_ROTATION_HADAMARD) return append_kernel<Rotates::kHadamard, false>;
-  return call.epoch != 0 && capability >= 90 ? append_kernel<Rotates::kNothing, true>
-                                             : append_kernel<Rotates::kNothing, false>;
+  return append_kernel<Rotates::kNothing, false>;
 }
 
 }  // namespace
@@ -118,12 +122,20 @@ int32_t load_exchange_kernels(DeviceError* error) {
   for (const auto kernel : {append_kernel<Rotates::kNothing, false>, append_kernel<Rotates::kNothing, true>,
                             append_kernel<Rotates::kByPosition, false>, append_kernel<Rotates::kHadamard, false>})
     TANDEM_CUDA_TRY(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(kernel)), error);
+  TANDEM_CUDA_TRY(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(append_copy_kernel)), error);
   TANDEM_CUDA_TRY(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(append_chunk_kernel)), error);
   TANDEM_CUDA_TRY(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(upload_kernel)), error);
   TANDEM_CUDA_TRY(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(merge_kernel)), error);
   TANDEM_CUDA_TRY(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(accumulate_kernel)), error);
   TANDEM_CUDA_TRY(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(name_keys_kernel)), error);
   return load_observe_kernels(error);
+}
+
+int32_t find_code_version(int32_t* version, DeviceError* error) {
+  cudaFuncAttributes attributes;
+  TANDEM_CUDA_TRY(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(upload_kernel)), error);
+  *version = attributes.ptxVersion;
+  return TANDEM_OK;
 }
 
 bool may_upload(const void* to, const void* from, int64_t bytes) {
@@ -151,6 +163,36 @@ static int32_t launch_append_chunk(const AppendCall& call, const LaunchOn& on, D
                        kAppendWarps, call, on, error);
 }
 
+// Whether the rows of K, or of V, are in the storage type, in units of 16 bytes.
+static bool are_copied(const DeviceRows& rows, int32_t type, int64_t bytes) {
+  const int64_t number = rows.dtype == TANDEM_F32 ? 4 : 2;
+  return rows.dtype == type && bytes % 16 == 0 && reinterpret_cast<uintptr_t>(rows.data) % 16 == 0 &&
+         rows.token_stride * number % 16 == 0 && rows.head_stride * number % 16 == 0;
+}
+
+static bool is_copy(const AppendCall& call) {
+  return call.append.n_tokens <= kMostCopiedTokens && are_copied(call.append.k, call.k_type, call.row_bytes[kPlaneK]) &&
+         are_copied(call.append.v, call.v_type, call.row_bytes[kPlaneV]);
+}
+
+static int64_t copied_bytes(const AppendCall& call) {
+  return call.append.n_tokens * call.n_kv_heads * (call.row_bytes[kPlaneK] + call.row_bytes[kPlaneV]);
+}
+
+// Rows that are rotated are written with all else (kernels/append.cuh).
+bool runs_beside(const DeviceAppend& call, int32_t capability) {
+  if (call.epoch == 0 || capability < 90 || rotates_queries(*call.layer) || call.x.data != nullptr) return false;
+  if (call.k.data == nullptr || call.exchange.flags == nullptr || call.idx.n_heads > 0) return false;
+  const AppendCall described = describe(call);
+  if (is_copy(described)) return copied_bytes(described) <= kMostCopied;
+  return int64_t{call.n_tokens} * described.token_rows <= kMostRoundedBeside;
+}
+
+int32_t append_blocks(const DeviceAppend& call) {
+  const AppendCall described = describe(call);
+  return is_copy(described) && copied_bytes(described) > kAloneCopied ? 2 : 1;
+}
+
 const int64_t* rows_written(const DeviceExchange& exchange) { return exchange.state + kRowsWritten; }
 
 int32_t launch_append(const DeviceAppend& call, const LaunchOn& on, DeviceError* error) {
@@ -162,7 +204,13 @@ int32_t launch_append(const DeviceAppend& call, const LaunchOn& on, DeviceError*
                 described.token_rows, static_cast<long long>(kMostRows));
   if (call.exchange.flags == nullptr && !rotates_queries(*call.layer) && call.x.data == nullptr)
     return launch_append_chunk(described, on, error);
-  const auto kernel = append_kernel_of(call, on.capability);
+  if (runs_beside(call, on.capability)) {
+    const int32_t n_blocks = append_blocks(call);
+    return launch_kernel(is_copy(described) ? append_copy_kernel : append_kernel<Rotates::kNothing, true>,
+                         dim3(static_cast<unsigned>(n_blocks)), kAppendBesideWarps, described,
+                         {on.stream, on.capability, on.n_multiprocessors, n_blocks}, error);
+  }
+  const auto kernel = append_kernel_of(call);
   if (n_rows <= kAloneRows) return launch_kernel(kernel, dim3(1), kAppendAloneWarps, described, on, error);
   if (call.leaves_room != 0) {
     constexpr int32_t kStartsNoneEarly = 0;

@@ -11,16 +11,23 @@ namespace tandem::cuda {
 // Has the kernels on the device before the first call: loading one later might have to wait for a merge that waits.
 int32_t load_exchange_kernels(DeviceError* error);
 int32_t load_observe_kernels(DeviceError* error);
+// Which compute capability's code the device runs: 90 is 9.0. What it has compiled for itself counts as what it is made of.
+int32_t find_code_version(int32_t* version, DeviceError* error);
 // On which stream, and of what device.
 struct LaunchOn {
   cudaStream_t stream = nullptr;
   int32_t capability = 0;  // 90 is 9.0
   int32_t n_multiprocessors = 0;
+  int32_t of_cluster = 1;  // blocks
 };
 // A little from pinned memory to the device's, past what the copy engine has to do (kernels/upload.cuh).
 bool may_upload(const void* to, const void* from, int64_t bytes);
 int32_t launch_upload(void* to, const void* from, int64_t bytes, const LaunchOn& on, DeviceError* error);
-// Where an append with an epoch says that the window has its rows.
+// Whether attention may run beside the append, which has an epoch then. Kernels for that are for compute capability 9.0.
+bool runs_beside(const DeviceAppend& call, int32_t capability);
+// How many multiprocessors such an append takes.
+int32_t append_blocks(const DeviceAppend& call);
+// Where it says that the window has its rows.
 const int64_t* rows_written(const DeviceExchange& exchange);
 int32_t launch_append(const DeviceAppend& call, const LaunchOn& on, DeviceError* error);
 int32_t launch_accumulate(const DeviceAccumulate& call, const LaunchOn& on, DeviceError* error);
@@ -38,15 +45,17 @@ int32_t launch_kernel(void (*kernel)(Call), dim3 n_blocks, int n_warps, const Ca
                       DeviceError* error) {
   Call copy = call;
   void* arguments[] = {&copy};
-  cudaLaunchAttribute starts_early = {};
-  starts_early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  starts_early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchAttribute attributes[2] = {};
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim = {static_cast<unsigned>(on.of_cluster), 1, 1};
   cudaLaunchConfig_t config = {};
   config.gridDim = n_blocks;
   config.blockDim = dim3(32 * static_cast<unsigned>(n_warps));
   config.stream = on.stream;
-  config.attrs = &starts_early;
-  config.numAttrs = on.capability >= 90 ? 1 : 0;
+  config.attrs = attributes;
+  config.numAttrs = on.capability < 90 ? 0 : on.of_cluster > 1 ? 2 : 1;
   TANDEM_CUDA_TRY(cudaLaunchKernelExC(&config, reinterpret_cast<const void*>(kernel), arguments), error);
   return TANDEM_OK;
 }

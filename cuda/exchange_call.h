@@ -53,6 +53,8 @@ struct ObserveCall {
 };
 
 inline constexpr int kAppendWarps = 8, kAppendAloneWarps = 32;  // of a block; of the only block
+inline constexpr int kAppendBesideWarps = 16;                   // of a block beside which attention runs
+inline constexpr int kMostCopiedTokens = 512;                   // of such an append that copies rows as they are
 inline constexpr int kMergeWarps = 8;
 inline constexpr int kNameWarps = 8;
 inline constexpr int kObserveWarps = 4, kObserveBlocks = 4;  // of a block; of a multiprocessor

@@ -4,6 +4,7 @@
 #include <mutex>
 #include <tuple>
 
+#include "cuda/exchange.h"
 #include "cuda/kernel_setup.h"
 #include "lib/model/dtype.h"
 
@@ -46,7 +47,7 @@ int32_t count_q_parts(int32_t q_type, bool is_narrow) {
   return q_type == TANDEM_BF16 ? 1 : q_type == TANDEM_F16 ? 2 : 3;
 }
 
-DecodeCall describe_call(const DeviceAttend& call, bool is_narrow) {
+DecodeCall describe_call(const DeviceAttend& call, bool is_narrow, const DeviceLimits& limits) {
   const Layer& layer = *call.layer;
   DecodeCall to = {};
   std::copy(std::begin(call.pages.planes), std::end(call.pages.planes), to.planes);
@@ -65,7 +66,15 @@ DecodeCall describe_call(const DeviceAttend& call, bool is_narrow) {
   to.group_size = layer.group_size;
   to.n_q_parts = count_q_parts(call.q.dtype, is_narrow);
   to.lists = call.lists;
+  if (call.append != nullptr && runs_beside(*call.append, limits.capability)) {
+    to.rows_written = rows_written(call.append->exchange);
+    to.epoch = call.append->epoch;
+  }
   return to;
+}
+
+int32_t left_to_append(const DeviceAttend& call, const DeviceLimits& limits) {
+  return call.append != nullptr && runs_beside(*call.append, limits.capability) ? append_blocks(*call.append) : 0;
 }
 
 int32_t set_up_kernel(const KernelNeeds& needs, const DeviceLimits& limits, int32_t* n_fit, DeviceError* error) {

@@ -11,6 +11,7 @@ struct DeviceLimits {
   int32_t capability = 0;  // 90 is 9.0
   int32_t n_multiprocessors = 0;
   int32_t shared_of_block = 0, shared_of_multiprocessor = 0;  // bytes
+  int32_t most_size = 0;                                      // of kernels that come in sizes (kernels/shared_sizes.cuh)
 
   // Blocks on a multiprocessor, as far as shared memory goes; the system keeps 1 KiB of each.
   int32_t most_blocks(int32_t shared_bytes) const;
@@ -25,7 +26,9 @@ int32_t refuse_page_len(int32_t page_len, DeviceError* error);
 int32_t count_q_parts(int32_t q_type, bool is_narrow);
 
 // All but max_tiles, states and counters.
-DecodeCall describe_call(const DeviceAttend& call, bool is_narrow);
+DecodeCall describe_call(const DeviceAttend& call, bool is_narrow, const DeviceLimits& limits);
+// Multiprocessors that the call's kernel is to leave to the append beside it.
+int32_t left_to_append(const DeviceAttend& call, const DeviceLimits& limits);
 
 struct KernelNeeds {
   const void* function;

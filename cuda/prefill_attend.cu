@@ -21,6 +21,7 @@ const PrefillKernel* const kPairs[] = {
 
 constexpr int64_t kLeastTiles = 4;  // of keys, of a block, as a split costs a merge
 constexpr int32_t kFewRows = 64;
+constexpr int64_t kMostShared = 4;  // items for each block that runs at once, of calls whose keys are shared out by length
 
 int64_t max_tiles(const DeviceAttend& call, const PrefillKernel& kernel) {
   return (int64_t{call.sequences.max_q_len} * call.layer->group_size + kernel.tile_rows - 1) / kernel.tile_rows;
@@ -43,29 +44,48 @@ bool serves(const PrefillKernel& kernel, const Layer& layer) {
 // one with the fewest rows that these fit into.
 bool is_better(const PrefillKernel& a, const PrefillKernel& b, int64_t n_rows) {
   if (a.is_sm90 != b.is_sm90) return a.is_sm90;
+  if (a.of_multiprocessor != b.of_multiprocessor) return a.of_multiprocessor > b.of_multiprocessor;
   if (a.most_q_parts != b.most_q_parts) return a.most_q_parts < b.most_q_parts;
   if ((a.tile_rows >= n_rows) != (b.tile_rows >= n_rows)) return a.tile_rows >= n_rows;
   return a.tile_rows >= n_rows ? a.tile_rows < b.tile_rows : a.tile_rows > b.tile_rows;
 }
 
-// Blocks of an item's keys, and how many of them are a cluster.
+// Clusters of so many blocks that run at once while an append beside them has n_left multiprocessors, which lie side by
+// side: a cluster lies within one of the device's groups of multiprocessors, and these have 16 or more.
+int32_t count_clusters_beside(const PrefillKernel& kernel, int32_t size, int32_t n_left) {
+  constexpr int32_t kOfGroup = 16;
+  return count_clusters(kernel.function, kernel.n_threads, kernel.shared_bytes, size) -
+         (kOfGroup / size - (kOfGroup - n_left) / size);
+}
+
+// Blocks of an item's keys, and how many of them are a cluster; with shares (PrefillCall::n_shares) a cluster at least.
 struct Splits {
-  int32_t n = 1, of_cluster = 1;
+  int32_t n = 1, of_cluster = 1, n_shares = 0;
+
+  int64_t n_blocks(int64_t n_items) const { return n_shares > 0 ? (n_shares + n_items) * of_cluster : n_items * n; }
 };
 
-// Prefers large clusters: they merge faster than blocks do through memory. A size will do if its clusters have at least 7/8
-// of the blocks that would run without clusters, or 3/4 where these are few. It may add two blocks that have no tile.
-Splits choose_splits(const PrefillKernel& kernel, int64_t n_items, int64_t most_splits, int32_t n_at_once) {
-  const int64_t n = std::max<int64_t>(std::min(n_at_once / n_items, most_splits), 1);
+// Prefers large clusters: they merge faster than blocks do through memory. A size will do if its clusters have at least 3/4
+// of the blocks that would run without clusters. It may add two blocks that have no tile.
+Splits choose_splits(const PrefillKernel& kernel, int64_t n_items, int64_t most_splits, int32_t n_at_once, int32_t n_left) {
+  const int64_t n = std::max<int64_t>(std::min((n_at_once - n_left) / n_items, most_splits), 1);
   const Splits alone = {static_cast<int32_t>(n), 1};
   if (!kernel.is_sm90 || n == 1) return alone;
   for (const int32_t size : {8, 4, 2}) {
-    const int64_t n_fit = count_clusters(kernel.function, kernel.n_threads, kernel.shared_bytes, size) / n_items;
+    const int64_t n_fit = count_clusters_beside(kernel, size, n_left) / n_items;
     const int64_t n_clusters = std::min((n + size / 4) / size, n_fit);
-    if (n_clusters > 0 && n_clusters * size * 8 >= n * (n > 8 ? 7 : 6))
-      return {static_cast<int32_t>(n_clusters * size), size};
+    if (n_clusters > 0 && n_clusters * size * 4 >= n * 3) return {static_cast<int32_t>(n_clusters * size), size};
   }
   return alone;
+}
+
+// Of sequences that may be of unlike lengths: clusters as large as leaves one for each item.
+Splits choose_shares(const PrefillKernel& kernel, int64_t n_items, int64_t most_splits, int32_t n_at_once, int32_t n_left) {
+  for (const int32_t size : {8, 4, 2}) {
+    const int32_t n_fit = count_clusters_beside(kernel, size, n_left);
+    if (size <= most_splits && n_items <= n_fit) return {size, size, n_fit};
+  }
+  return {1, 1, std::max(n_at_once - n_left, 1)};
 }
 
 }  // namespace
@@ -78,7 +98,8 @@ const PrefillKernel* PrefillLauncher::find(const PrefillNeeds& needs) const {
     for (; kernel->function != nullptr; ++kernel) {
       if (!serves(*kernel, layer)) continue;
       if (has_tiles ? !kernel->takes_tiles : !kernel->takes_dense) continue;
-      if (kernel->is_sm90 && limits_.capability != 90) continue;
+      if (kernel->is_sm90 && (limits_.capability != 90 || kernel->shared_bytes > limits_.shared_of_block)) continue;
+      if (kernel->of_multiprocessor > limits_.most_size) continue;
       if (!kernel->takes_caps && layer.soft_cap > 0.0f) continue;
       if (kernel->copies_q && (q.dtype != layer.k_type || !is_of_pieces(q))) continue;
       if (count_q_parts(q.dtype, kernel->is_narrow) > kernel->most_q_parts) continue;
@@ -121,8 +142,9 @@ int64_t PrefillLauncher::counters_bytes(const DeviceAttend& call) const {
   for (const PrefillKernel* kernel : kPairs)
     for (; kernel->function != nullptr; ++kernel)
       if (serves(*kernel, *call.layer)) n_items = std::max(n_items, max_items(call, *kernel));
-  // Clusters have a count for each of their blocks, which all run at once, one on a multiprocessor.
-  return std::max(n_items, int64_t{limits_.n_multiprocessors}) * 4;
+  // Clusters that leave states have a count for each of their blocks. Shares are rounded up from 1.25: of clusters that are
+  // divided by length there are up to 1.6 times as many as run at once.
+  return std::max(n_items, 2 * int64_t{limits_.n_multiprocessors}) * 4;
 }
 
 int32_t PrefillLauncher::launch(const DeviceAttend& call, int64_t states_bytes, cudaStream_t stream,
@@ -138,19 +160,26 @@ int32_t PrefillLauncher::launch(const DeviceAttend& call, int64_t states_bytes, 
     return fail(error, TANDEM_ERROR_UNSUPPORTED, 0, "q_lens", "%d sequences of up to %d queries are more than a grid has",
                 call.sequences.n_sequences, call.sequences.max_q_len);
   if (n_items == 0) return TANDEM_OK;
-  PrefillCall described = {describe_call(call, kernel->is_narrow),
+  PrefillCall described = {describe_call(call, kernel->is_narrow, limits_),
                            1,
+                           0,
+                           tile_words(call.layer->group_size, call.tiles.classes_by),
                            call.before_o,
                            call.before_lse,
-                           call.tiles,
-                           tile_words(call.layer->group_size, call.tiles.classes_by)};
+                           call.tiles};
   described.max_tiles = static_cast<int32_t>(max_tiles(call, *kernel));
   described.states = static_cast<float*>(call.workspace);
   described.counters = reinterpret_cast<int32_t*>(static_cast<std::byte*>(call.workspace) + states_bytes);
   const int64_t most_keys = has_tiles ? int64_t{call.tiles.most_tiles} * kTileTokens : call.sequences.max_keys;
   const int64_t least_keys = (kernel->is_sm90 ? 1 : kLeastTiles) * kernel->tile_keys;  // clusters merge fast
-  const Splits splits = choose_splits(*kernel, n_items, most_keys / least_keys, n_at_once);
+  // Beyond some rounds of blocks even the longest sequence is in the grid early enough.
+  const bool by_length = kernel->is_sm90 && call.sequences.n_sequences > 1 && !has_tiles && call.lists.keys == nullptr &&
+                         n_items <= kMostShared * n_at_once;
+  const int32_t n_left = kernel->is_sm90 ? left_to_append(call, limits_) : 0;
+  const Splits splits =
+      (by_length ? choose_shares : choose_splits)(*kernel, n_items, most_keys / least_keys, n_at_once, n_left);
   described.n_splits = splits.n;
+  described.n_shares = splits.n_shares;
   CUtensorMap map;  // of K and of V, whose rows have one length
   if (kernel->box.keys > 0)
     if (const int32_t code = make_map(kernel->box, &map, error); code != TANDEM_OK) return code;
@@ -162,7 +191,7 @@ int32_t PrefillLauncher::launch(const DeviceAttend& call, int64_t states_bytes, 
   attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attributes[1].val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>(n_items * splits.n));
+  config.gridDim = dim3(static_cast<unsigned>(splits.n_blocks(n_items)));
   config.blockDim = dim3(static_cast<unsigned>(kernel->n_threads));
   config.dynamicSmemBytes = static_cast<size_t>(kernel->shared_bytes);
   config.stream = stream;

@@ -7,10 +7,11 @@
 namespace tandem::cuda {
 
 struct PrefillCall : DecodeCall {
-  int32_t n_splits;  // parts of an item's keys, a block each; max_tiles counts this kernel's tiles
+  int32_t n_splits;    // parts of an item's keys, a block each; max_tiles counts this kernel's tiles
+  int32_t n_shares;    // not 0: clusters that all items' keys are divided among by length, instead of n_splits
+  int32_t tile_words;  // of the tiles' lists
   const float *before_o, *before_lse;
   DeviceTileLists tiles;
-  int32_t tile_words;  // of the tiles' lists
 };
 
 // A compiled kernel.
@@ -23,6 +24,7 @@ struct PrefillKernel {
   int32_t n_blocks;      // of a multiprocessor, at most
   int32_t shared_bytes;  // dynamic
   int32_t state_floats;
+  int32_t of_multiprocessor;      // shared memory that it is made for (kernels/shared_sizes.cuh), 0: for 9.0 alone
   int32_t most_q_parts;           // summands of a query's numbers that it multiplies
   bool is_narrow;                 // q is multiplied as f16, else as bf16
   bool is_sm90;                   // for compute capability 9.0 alone

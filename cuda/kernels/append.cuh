@@ -18,10 +18,12 @@
 //
 // Indices of keys that the caller names go to the host as they are, a warp for each token and head.
 //
-// The first rows are on their way while a block waits for its slot.
+// The first rows are on their way while a block waits for its slot. Of a step whose keys are all in the window the host
+// wants no queries: the warps skip them.
 //
 // Where attention runs beside it (DeviceAppend::epoch) the window gets its rows first, which is what attention waits for;
-// the rest, which crosses the bus, takes longer.
+// the rest, which crosses the bus, takes longer. Such an append has few blocks, and attention leaves it their
+// multiprocessors.
 #pragma once
 
 #include "cuda/exchange_call.h"
@@ -43,6 +45,7 @@ struct NewRow {
   bool is_query, is_hidden;
   int plane;            // of a row that is neither: kPlaneK or kPlaneV
   bool is_resident;     // of such a row: whether it is written to a page, and
+  int slot_in_page;     // where in it
   int64_t page;         // to which: bytes from the page called 0, negative where it lies before that
   uint4 fours[kFours];  // as they are in the tensor; 0 behind the row's last
 };
@@ -54,19 +57,60 @@ __device__ inline int dim_of(const AppendCall& call, const NewRow& row) {
   if (row.is_hidden) return min(kWarpRow, call.x_dim - row.head * kWarpRow);
   return row.is_query || row.plane == kPlaneK ? call.k_dim : call.v_dim;
 }
-__device__ inline int64_t key_of(const DeviceSequence& sequence, const NewRow& row) {
-  return sequence.end - sequence.q_len + (row.token - sequence.first_row);
+// Out of line: it is long, and its code comes from memory where a call runs it once.
+__device__ __noinline__ StoredFour round_numbers(int32_t type, float4 x) {
+  const float numbers[kLaneNumbers] = {x.x, x.y, x.z, x.w};
+  return round_four(type, numbers);
+}
+__device__ inline StoredFour round_numbers(int32_t type, const float (&x)[kLaneNumbers]) {
+  return round_numbers(type, make_float4(x[0], x[1], x[2], x[3]));
 }
 
-// Of a row, what kernels do not write (lib/tables/device.h). at: in the line of all rows; behind its end there is nothing.
+// Whether any sequence of the call has a host part. Of whole warps.
+__device__ inline bool has_host_part(const DeviceSequences& sequences) {
+  bool has_any = false;
+  for (int i = static_cast<int>(threadIdx.x % 32); i < sequences.n_sequences; i += 32)
+    has_any |= sequences.sequences[i].has_host_part != 0 && sequences.sequences[i].q_len > 0;
+  return __any_sync(~0u, has_any);
+}
+
+// Rows that the warps of a grid take in turn: of each token the first n_front in its line, then those from n_skipped behind
+// these on.
+struct RowLine {
+  int n_front, n_skipped, per_token;
+
+  // Of all rows that somebody wants.
+  template <Rotates kRotates>
+  __device__ static RowLine of_all(const AppendCall& call) {
+    const int n_skipped = wants_queries<kRotates>(call) ? 0 : n_queries(call);
+    return {0, n_skipped, call.token_rows - n_skipped};
+  }
+  // Of K and V.
+  __device__ static RowLine of_keys(const AppendCall& call) { return {0, n_queries(call), 2 * call.n_kv_heads}; }
+  // Of all others.
+  template <Rotates kRotates>
+  __device__ static RowLine of_others(const AppendCall& call) {
+    const int n_front = wants_queries<kRotates>(call) ? n_queries(call) : 0, n_keys = 2 * call.n_kv_heads;
+    return {n_front, n_queries(call) - n_front + n_keys, call.token_rows - n_queries(call) + n_front - n_keys};
+  }
+
+  template <Rotates kRotates>
+  __device__ static bool wants_queries(const AppendCall& call) {
+    return kRotates != Rotates::kNothing || has_host_part(call.append.sequences);
+  }
+  __device__ static int n_queries(const AppendCall& call) { return call.append.q.data != nullptr ? call.n_q_heads : 0; }
+};
+
+// Of the at-th row of the line, what kernels do not write (lib/tables/device.h). Behind the line's end there is nothing.
 template <Rotates kRotates>
-__device__ inline NewRow find_new_row(const AppendCall& call, int at) {
+__device__ inline NewRow find_new_row(const AppendCall& call, const RowLine& line, int at) {
   NewRow row = {};
   row.sequence_idx = -1;
-  if (at >= call.append.n_tokens * call.token_rows) return row;
-  row.token = at / call.token_rows;
-  row.head = at % call.token_rows;
-  const int n_queries = call.append.q.data != nullptr ? call.n_q_heads : 0;
+  if (at >= call.append.n_tokens * line.per_token) return row;
+  row.token = at / line.per_token;
+  row.head = at - row.token * line.per_token;
+  if (row.head >= line.n_front) row.head += line.n_skipped;
+  const int n_queries = RowLine::n_queries(call);
   row.is_query = row.head < n_queries;
   if (!row.is_query) {
     row.head -= n_queries;
@@ -81,9 +125,14 @@ __device__ inline NewRow find_new_row(const AppendCall& call, int at) {
     if (kRotates == Rotates::kNothing && sequence.has_host_part == 0) row.sequence_idx = -1;
     return row;
   }
-  const int64_t key = key_of(sequence, row), page_idx = key / call.append.pages.page_len;
+  const int64_t key = sequence.end - sequence.q_len + (row.token - sequence.first_row);
   row.is_resident = key >= sequence.begin;
-  if (row.is_resident) row.page = call.append.sequences.page_tables[sequence.table_begin + page_idx % sequence.table_len];
+  const auto page_len = static_cast<uint32_t>(call.append.pages.page_len), at_key = static_cast<uint32_t>(key);
+  const uint32_t page_idx = at_key / page_len;  // keys are below 2^31: a division of 64 bits takes five times as long
+  row.slot_in_page = static_cast<int>(at_key - page_idx * page_len);
+  if (row.is_resident)
+    row.page =
+        call.append.sequences.page_tables[sequence.table_begin + page_idx % static_cast<uint32_t>(sequence.table_len)];
   return row;
 }
 
@@ -126,8 +175,6 @@ struct Destination {
 };
 __device__ inline Destination find_destination(const AppendCall& call, const NewRow& row, std::byte* slot) {
   const DeviceAppend& append = call.append;
-  const DeviceSequence& sequence = append.sequences.sequences[row.sequence_idx];
-  const int64_t slot_in_page = key_of(sequence, row) % append.pages.page_len;
   Destination to;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
@@ -137,7 +184,7 @@ __device__ inline Destination find_destination(const AppendCall& call, const New
                      ? nullptr
                      : slot + append.exchange.rows_at[p] + (int64_t{row.head} * append.exchange.n_rows + row.token) * bytes;
     to.window[i] = row.is_resident ? append.pages.planes[p] + row.page + row.head * append.pages.head_stride[p] +
-                                         slot_in_page * in_window
+                                         row.slot_in_page * in_window
                                    : nullptr;
   }
   return to;
@@ -158,7 +205,7 @@ __device__ inline void store_key_or_value(const AppendCall& call, const NewRow& 
     if (row.plane == kPlaneK) hadamard_row(dim, call.hadamard_factor, x);
 #pragma unroll
   for (int j = 0; j < kFours; ++j) {
-    const StoredFour stored = round_four(type, x[j]);
+    const StoredFour stored = round_numbers(type, x[j]);
     if (room != nullptr) widen_stored(type, stored, kept[j]);
     const int four = first_of_four(j) / kLaneNumbers;
     if (first_of_four(j) >= dim) continue;
@@ -181,7 +228,7 @@ __device__ inline void store_hidden(const AppendCall& call, const NewRow& row, s
   for (int j = 0; j < kFours; ++j) {
     float x[kLaneNumbers];
     widen_four(call.append.x.dtype, row.fours[j], x);
-    const StoredFour stored = call.x_type == TANDEM_Q4_64 ? quantise_to_minimum(x) : round_four(call.x_type, x);
+    const StoredFour stored = call.x_type == TANDEM_Q4_64 ? quantise_to_minimum(x) : round_numbers(call.x_type, x);
     if (first_of_four(j) >= dim) continue;
     const int four = first_four + first_of_four(j) / kLaneNumbers;
     store_codes(to + four * call.x_four_bytes, stored.codes, call.x_four_bytes);
@@ -217,25 +264,42 @@ __device__ inline void store_indices(const AppendCall& call, std::byte* slot, in
   }
 }
 
-// The warp's rows to the window alone; the first, at `at`, is loaded.
-__device__ inline void write_window(const AppendCall& call, const NewRow& first, int at, int step) {
-  const int n_rows = call.append.n_tokens * call.token_rows;
-  const auto write = [&](const NewRow& row) {
-    if (row.sequence_idx >= 0 && !row.is_query && !row.is_hidden && row.is_resident)
-      store_key_or_value<Rotates::kNothing, WritesTo::kWindow>(call, row, nullptr, nullptr);
-  };
-  write(first);
-  for (at += step; at < n_rows; at += step) {
-    NewRow row = find_new_row<Rotates::kNothing>(call, at);
-    if (row.sequence_idx < 0 || row.is_query || row.is_hidden) continue;
-    load_new_row(call, row);
-    write(row);
+// Where a row of any kind goes. room: the warp's, where positions rotate, else null.
+template <Rotates kRotates, WritesTo kTo>
+__device__ inline void store_row(const AppendCall& call, const NewRow& row, std::byte* slot, float* room) {
+  if (row.sequence_idx < 0) return;
+  if (kTo != WritesTo::kWindow && row.is_query)
+    store_query<kRotates>(call, row, slot, room);
+  else if (kTo != WritesTo::kWindow && row.is_hidden)
+    store_hidden(call, row, slot);
+  else if (kTo != WritesTo::kWindow || row.is_resident)
+    store_key_or_value<kRotates, kTo>(call, row, slot, row.plane == kPlaneK ? room : nullptr);
+}
+
+// A warp's rows of a line: the first one is at `at`, the next ones `step` apart.
+struct WarpRows {
+  RowLine line;
+  int at, step;
+};
+
+// Stores them, of which the first one is loaded. kAhead: the next one is loaded while one is written, which takes twice the
+// registers.
+template <Rotates kRotates, WritesTo kTo, bool kAhead>
+__device__ inline void store_rows(const AppendCall& call, const WarpRows& rows, NewRow row, std::byte* slot, float* room) {
+  const int n_rows = call.append.n_tokens * rows.line.per_token;
+  for (int at = rows.at; at < n_rows; at += rows.step) {
+    if (!kAhead) store_row<kRotates, kTo>(call, row, slot, room);
+    NewRow next = find_new_row<kRotates>(call, rows.line, at + rows.step);
+    load_new_row(call, next);
+    if (kAhead) store_row<kRotates, kTo>(call, row, slot, room);
+    row = next;
   }
 }
 
 // kWindowFirst: of an append with an epoch, of rows that are not rotated.
 template <Rotates kRotates, bool kWindowFirst>
-__global__ void __launch_bounds__(32 * kAppendAloneWarps) append_kernel(const __grid_constant__ AppendCall call) {
+__global__ void __launch_bounds__(32 * (kWindowFirst ? kAppendBesideWarps : kAppendAloneWarps))
+    append_kernel(const __grid_constant__ AppendCall call) {
   constexpr bool kHasRooms = kRotates == Rotates::kByPosition;
   __shared__ float rows[kHasRooms ? kAppendAloneWarps : 1][kHasRooms ? kFours * kWarpNumbers : 1];
   __shared__ Word ticket;
@@ -243,18 +307,21 @@ __global__ void __launch_bounds__(32 * kAppendAloneWarps) append_kernel(const __
   let_next_start();
   const DeviceExchange& exchange = call.append.exchange;
   const int n_warps = static_cast<int>(blockDim.x / 32), step = static_cast<int>(gridDim.x) * n_warps;
-  const int n_rows = call.append.n_tokens * call.token_rows;
   const int warp = static_cast<int>(blockIdx.x) * n_warps + static_cast<int>(threadIdx.x / 32);
-  int at = warp;
-  NewRow row = find_new_row<kRotates>(call, at);
+  const WarpRows keys = {kWindowFirst ? RowLine::of_keys(call) : RowLine::of_all<kRotates>(call), warp, step};
+  const WarpRows others = {kWindowFirst ? RowLine::of_others<kRotates>(call) : RowLine{}, warp, step};
+  NewRow row = find_new_row<kRotates>(call, keys.line, warp);
   wait_for_before();
   const bool takes_ticket = exchange.flags != nullptr;
   Standing standing = {};
   if (takes_ticket && threadIdx.x == 0) standing = load_standing(exchange);
   load_new_row(call, row);
+  NewRow other;
   if constexpr (kWindowFirst) {
-    write_window(call, row, at, step);
+    store_rows<kRotates, WritesTo::kWindow, true>(call, keys, row, nullptr, nullptr);
     say_rows_written(exchange, call.append.epoch);
+    other = find_new_row<kRotates>(call, others.line, warp);
+    load_new_row(call, other);
   }
   if (threadIdx.x == 0) {
     ticket = standing.next_ticket;
@@ -265,18 +332,10 @@ __global__ void __launch_bounds__(32 * kAppendAloneWarps) append_kernel(const __
   std::byte* const slot = takes_ticket ? slot_of(exchange, ticket) : exchange.slots;
   if (takes_ticket && blockIdx.x == 0 && threadIdx.x == 0) store_header(call, ticket, slot);
   if (call.append.idx.n_heads > 0) store_indices(call, slot, warp, step);
-  while (at < n_rows) {
-    if (row.sequence_idx >= 0 && row.is_query)
-      store_query<kRotates>(call, row, slot, kHasRooms ? rows[threadIdx.x / 32] : nullptr);
-    else if (row.sequence_idx >= 0 && row.is_hidden)
-      store_hidden(call, row, slot);
-    else if (row.sequence_idx >= 0)
-      store_key_or_value<kRotates, kWindowFirst ? WritesTo::kSlot : WritesTo::kBoth>(
-          call, row, slot, kHasRooms && row.plane == kPlaneK ? rows[threadIdx.x / 32] : nullptr);
-    at += step;
-    row = find_new_row<kRotates>(call, at);
-    load_new_row(call, row);
-  }
+  float* const room = kHasRooms ? rows[threadIdx.x / 32] : nullptr;
+  constexpr WritesTo kTo = kWindowFirst ? WritesTo::kSlot : WritesTo::kBoth;
+  store_rows<kRotates, kTo, kWindowFirst>(call, keys, row, slot, room);
+  if constexpr (kWindowFirst) store_rows<kRotates, kTo, true>(call, others, other, slot, room);
   if (takes_ticket) hand_over(exchange, ticket);
 }
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// The rows of a long chunk: one sequence, thousands of tokens, no ticket (lib/tables/device.h, DeviceAppend). append.cuh looks
-// up where each row goes; here a block has the tokens of one page, of one head of K or V, whose rows lie side by side both in
-// the page and in the buffer. Rows that are in the storage type already are copied 16 bytes at a time; others are rounded, one
-// warp a row.
+// The rows of a long chunk: one sequence, thousands of tokens, no ticket (lib/tables/device.h, DeviceAppend). append.cuh
+// looks up where each row goes; here a block has the tokens of one page, of one head of K or V, whose rows lie side by side
+// both in the page and in the buffer. Rows that are in the storage type already are copied 16 bytes at a time; others are
+// rounded, one warp a row.
 //
 // Rows that are rotated, and hidden states, go through append.cuh.
 #pragma once
@@ -10,14 +10,6 @@
 #include "cuda/kernels/append.cuh"
 
 namespace tandem::cuda {
-
-// A pair of 16-bit numbers as rounding would leave it: NaN is quiet.
-__device__ inline uint32_t quiet_pair(int32_t type, uint32_t pair) {
-  const uint32_t largest = type == TANDEM_BF16 ? 0x7f80u : 0x7c00u, quiet = type == TANDEM_BF16 ? 0x40u : 0x200u;
-  if ((pair & 0x7fffu) > largest) pair |= quiet;
-  if ((pair >> 16 & 0x7fffu) > largest) pair |= quiet << 16;
-  return pair;
-}
 
 // Rows of a block.
 struct ChunkRows {
@@ -74,9 +66,7 @@ __device__ inline void copy_chunk_rows(const ChunkRows& rows, const DeviceRows& 
     for (int j = 0; j < kAtOnce; ++j) {
       const int64_t unit = i + j * step;
       if (unit >= n) continue;
-      uint4 x = found[j];
-      if (type != TANDEM_F32)
-        x = make_uint4(quiet_pair(type, x.x), quiet_pair(type, x.y), quiet_pair(type, x.z), quiet_pair(type, x.w));
+      const uint4 x = quiet_numbers(type, found[j]);
       *reinterpret_cast<uint4*>(rows.buffer + unit * 16) = x;
       if (unit >= rows.first_resident * units) *reinterpret_cast<uint4*>(rows.window + unit * 16) = x;
     }

@@ -72,10 +72,17 @@ __device__ inline bool is_elected() {
   return result != 0;
 }
 
-// What a call streams leaves the cache of the second level first.
+// What a call reads once leaves the cache of the second level first. What stays there is what all calls read: their code, to
+// begin with, which would come from memory else, line by line.
 __device__ inline uint64_t streaming_policy() {
   uint64_t policy;
   asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;\n" : "=l"(policy));
+  return policy;
+}
+// For rows that other blocks read as well.
+__device__ inline uint64_t shared_policy() {
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;\n" : "=l"(policy));
   return policy;
 }
 
@@ -90,17 +97,6 @@ __device__ inline void copy_box(uint32_t to, const CUtensorMap* map, int32_t fir
       :
       : "r"(to), "l"(map), "r"(first_byte), "r"(0), "r"(static_cast<int32_t>(at >> 4 & 0xffff)),
         "r"(static_cast<int32_t>(at >> 20)), "r"(barrier), "l"(policy)
-      : "memory");
-}
-// The same without the hint, for rows that other blocks read as well.
-__device__ inline void copy_box(uint32_t to, const CUtensorMap* map, int32_t first_byte, const std::byte* rows,
-                                uint32_t barrier) {
-  const uint64_t at = reinterpret_cast<uint64_t>(rows) - kMapBase;
-  asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], [%6];\n"
-      :
-      : "r"(to), "l"(map), "r"(first_byte), "r"(0), "r"(static_cast<int32_t>(at >> 4 & 0xffff)),
-        "r"(static_cast<int32_t>(at >> 20)), "r"(barrier)
       : "memory");
 }
 __device__ inline void copy_bytes(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {

@@ -20,13 +20,15 @@
 #include "cuda/kernels/decode_work.cuh"
 #include "cuda/kernels/far_weights.cuh"
 #include "cuda/kernels/query_rows.cuh"
+#include "cuda/kernels/shared_sizes.cuh"
 #include "cuda/kernels/stored.cuh"
 
 namespace tandem::cuda {
 
-// What a kernel is made for. kTiles: query rows / 8.
-template <class K_, class V_, int kKDim_, int kVDim_, int kTiles_>
+// What a kernel is made for. kTiles: query rows / 8. kOfMultiprocessor: shared memory, as in shared_sizes.cuh.
+template <class K_, class V_, int kKDim_, int kVDim_, int kTiles_, int kOfMultiprocessor_>
 struct DecodeShape {
+  static constexpr int kOfMultiprocessor = kOfMultiprocessor_;
   using K = K_;
   using V = V_;
   static constexpr bool kHasLists = false;
@@ -39,9 +41,9 @@ struct DecodeShape {
   static constexpr int kQBytes = kQParts * kTiles * KRow::kSteps * 256;
   // Where two stages leave room for four blocks on a multiprocessor, the more warps hide the more latency: of loads, and of
   // the conversions that small types need. Else the longer pipelines do.
-  static constexpr int kOfFour = 227 * 1024 / 4 - 2048 - kQBytes, kOfTwo = 227 * 1024 / 2 - 2048 - kQBytes;
-  static constexpr int kMost = kOfTwo * 2 - 4096;
-  static constexpr int kWarps = 8 * kStageBytes <= kMost ? 4 : 2;
+  static constexpr int kOfFour = kOfMultiprocessor / 4 - 2048 - kQBytes, kOfTwo = kOfMultiprocessor / 2 - 2048 - kQBytes;
+  static constexpr int kMost = kOfMultiprocessor - 4096 - kQBytes;
+  static constexpr int kWarps = 8 * kStageBytes <= kMost ? 4 : 4 * kStageBytes <= kMost ? 2 : 1;
   static constexpr bool kIsFour = kTiles == 1 && kVDim <= 128 && 8 * kStageBytes <= kOfFour;
   static constexpr int kFit = (kIsFour ? kOfFour : kOfTwo) / (kWarps * kStageBytes);
   static constexpr int kBlocks = kIsFour ? 4 : kFit >= 2 ? 2 : 1;  // of a multiprocessor: bounds registers
@@ -507,7 +509,7 @@ __device__ void attend_piece(const DecodeCall& call, const Piece& piece, std::by
 }
 
 template <class Shape>
-__global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks) decode_kernel(const __grid_constant__ DecodeCall call) {
+__device__ __forceinline__ void decode_pieces(const DecodeCall& call) {
   extern __shared__ __align__(128) std::byte shared[];
   __shared__ float scale[Shape::kRows];
   __shared__ int is_last;
@@ -538,6 +540,13 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks) decode_kernel
     __syncthreads();
     at = share.is_by_item ? end : at + n_units;
   }
+}
+
+template <class Shape>
+__global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks) decode_kernel(const __grid_constant__ DecodeCall call) {
+#ifdef __CUDA_ARCH__
+  if constexpr (kIsForThisCode<Shape::kOfMultiprocessor>) decode_pieces<Shape>(call);
+#endif
 }
 
 }  // namespace tandem::cuda

@@ -16,6 +16,7 @@
 // before this one ends.
 #pragma once
 
+#include "cuda/kernels/beside_append.cuh"
 #include "cuda/kernels/decode_sm90_few.cuh"
 #include "cuda/kernels/decode_sm90_lists.cuh"
 
@@ -317,17 +318,12 @@ __device__ void attend_piece(const DecodeCall& call, const KeyMaps& maps, const 
   }
 }
 
-// What the block will ask for first, into the cache of the second level, while the kernel before still ends: whatever that
-// writes to the same lines is written there. Sequences and page tables are not written by kernels (lib/tables/device.h), key
-// lists may be.
+// What the block will ask for first of a piece, into the cache of the second level, while the kernel before still ends:
+// whatever that writes to the same lines is written there. Sequences and page tables are not written by kernels
+// (lib/tables/device.h); where key lists are, nobody looks at them before that kernel has ended.
 template <class Shape>
-__device__ void prefetch_piece(const DecodeCall& call) {
-  if (Shape::kHasLists && call.lists.are_written_by_kernels != 0) return;
-  const Share share = Share::make<Shape>(call);
-  const int block = static_cast<int>(blockIdx.x), warp = static_cast<int>(threadIdx.x / 32);
-  const int at = share.is_by_item ? 0 : share.begin_of(block);
-  if (!share.is_by_item && at >= share.begin_of(block + 1)) return;
-  const Piece piece = find_piece<Shape>(call, share, at);
+__device__ void prefetch_piece(const DecodeCall& call, const Piece& piece) {
+  const int warp = static_cast<int>(threadIdx.x / 32);
   const int n_units = units_of_warp(piece, warp);
   Places<Shape> places;
   look_up<Shape>(call, piece, first_unit<Shape>(piece, warp), 0, places);
@@ -341,26 +337,6 @@ __device__ void prefetch_piece(const DecodeCall& call) {
   prefetch(kPlaneKScales, 2 * Shape::kKScales);
   prefetch(kPlaneV, Shape::VRows::kRowBytes);
   prefetch(kPlaneVScales, 2 * Shape::kVScales);
-}
-
-// Waits for what the kernel before has written; where that is an append that runs beside this one, for its rows alone. The
-// append writes these only after every kernel before it has ended, so whoever sees the rows sees those kernels' results,
-// too.
-__device__ inline void wait_for_rows(const DecodeCall& call) {
-  if (call.rows_written == nullptr) return wait_for_kernel_before();
-  if (threadIdx.x == 0) {
-    int64_t written = 0;
-    do asm volatile("ld.acquire.gpu.s64 %0, [%1];\n" : "=l"(written) : "l"(call.rows_written) : "memory");
-    while (written != call.epoch);
-  }
-  __syncthreads();
-#if __CUDA_ARCH__ >= 900
-  asm volatile("fence.proxy.async;\n" ::: "memory");
-#endif
-}
-// The next kernel waits for this one only, so this one may not end before the append has.
-__device__ inline void wait_for_append(const DecodeCall& call) {
-  if (call.rows_written != nullptr) wait_for_kernel_before();
 }
 
 template <class Shape>
@@ -388,8 +364,8 @@ __device__ __forceinline__ void decode(const DecodeCall& call, const KeyMaps& ma
   }
   __syncwarp();
   let_next_kernel_start();
-  prefetch_piece<Shape>(call);
-  wait_for_rows(call);
+  bool has_waited = Shape::kHasLists && call.lists.are_written_by_kernels != 0;
+  if (has_waited) wait_for_rows(call);
   const Share share = Share::make<Shape>(call);
   int at = share.is_by_item ? 0 : share.begin_of(block);
   const int end = share.is_by_item ? 1 : share.begin_of(block + 1);
@@ -398,20 +374,22 @@ __device__ __forceinline__ void decode(const DecodeCall& call, const KeyMaps& ma
     const Piece piece = find_piece<Shape>(call, share, at);
     const int n_units = piece.end_unit - piece.first_unit;
     if (n_units == 0) break;  // more blocks than there is work for
+    if (!has_waited) {
+      prefetch_piece<Shape>(call, piece);
+      wait_for_rows(call);
+      has_waited = true;
+    }
     clear(state);
     attend_piece<Shape>(call, maps, piece, staged, pipeline, state);
     __syncthreads();
     store_state<Shape>(state, warp_states + warp * Shape::kWarpFloats);
     __syncthreads();
-    if (piece.end_block - piece.first_block == 1)
-      merge_warps<Shape>(piece.n_rows, warp_states,
-                         [&](int r, const MergedRow<Shape>& row) { write_row<Shape>(call, piece, r, row); });
-    else
-      finish_among<Shape>(call, piece, warp_states, &is_last);
+    finish_piece<Shape>(call, piece, warp_states, &is_last);
     order_before_copies();
     __syncthreads();
     at = share.is_by_item ? end : at + n_units;
   }
+  if (!has_waited) wait_for_rows(call);  // nobody behind may begin before the kernel before has ended
   wait_for_append(call);
 #endif
 }

@@ -126,29 +126,43 @@ struct MergedRow {
   float m, l;
 };
 
-// n_states states, the i-th at state(i), into one: a warp per row. kAtOnce states are loaded at once, weights and all: that
-// is most of the time it takes. out(r, row) for every row.
-template <class Shape, bool kGlobal, int kStride, class StateAt, class Out>
-__device__ void merge_rows(int n_states, int n_rows, StateAt state, Out out) {
+// States that are merged: n of them, `apart` floats from one to the next, but for the first; rows of o `stride` apart.
+struct StatesToMerge {
+  const float *first, *second;
+  int n, apart, stride;
+};
+
+// States into one: a warp per row. kAtOnce states are loaded at once, weights and all: that is most of the time it takes.
+// out(r, row) for every row.
+template <class Shape, class Out>
+__device__ void merge_rows(const StatesToMerge& states, int n_rows, Out out) {
   using Row = MergedRow<Shape>;
   constexpr int kAtOnce = 16 / Row::kOfLane;
-  const int lane = threadIdx.x % 32;
+  const int lane = threadIdx.x % 32, rest_at = Shape::kRows * states.stride;
+#pragma unroll 1
   for (int r = threadIdx.x / 32; r < n_rows; r += Shape::kWarps) {
     Row row = {{}, -INFINITY, 0.0f};
-    for (int first = 0; first < n_states; first += kAtOnce) {
-      const int n = min(kAtOnce, n_states - first);
+#pragma unroll 1
+    for (int base = 0; base < states.n; base += kAtOnce) {
+      const int n = min(kAtOnce, states.n - base);
+      const auto at = [&](int i) {
+        return base + i == 0 ? states.first : states.second + static_cast<int64_t>(base + i - 1) * states.apart;
+      };
       float2 rest = make_float2(-INFINITY, 0.0f);
-      if (lane < n)
-        rest = load_state<kGlobal>(reinterpret_cast<const float2*>(state(first + lane) + Shape::kRows * kStride) + r);
+      if (lane < n) rest = reinterpret_cast<const float2*>(at(lane) + rest_at)[r];
+      const float* const zeroth = at(0) + r * states.stride + 4 * lane;
+      const float* next = at(1) + r * states.stride + 4 * lane;
       float4 x[kAtOnce][Row::kOfLane];
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i)
+      for (int i = 0; i < kAtOnce; ++i) {
+        const float* const from = i == 0 ? zeroth : next;
 #pragma unroll
         for (int k = 0; k < Row::kOfLane; ++k) {
           x[i][k] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-          if (i < n && 4 * lane + 128 * k < Shape::kVDim)
-            x[i][k] = load_state<kGlobal>(reinterpret_cast<const float4*>(state(first + i) + r * kStride) + lane + 32 * k);
+          if (i < n && 4 * lane + 128 * k < Shape::kVDim) x[i][k] = *reinterpret_cast<const float4*>(from + 128 * k);
         }
+        if (i > 0) next += states.apart;
+      }
       float m = rest.x;
       for (int mask = 16; mask > 0; mask /= 2) m = fmaxf(m, __shfl_xor_sync(~0u, m, mask));
       m = fmaxf(m, row.m);
@@ -171,13 +185,6 @@ __device__ void merge_rows(int n_states, int n_rows, StateAt state, Out out) {
   }
 }
 
-// Of the states of a block's warps.
-template <class Shape, class Out>
-__device__ inline void merge_warps(int n_rows, const float* states, Out out) {
-  merge_rows<Shape, false, Shape::kWarpStride>(
-      Shape::kWarps, n_rows, [&](int i) { return states + i * Shape::kWarpFloats; }, out);
-}
-
 // A finished row.
 template <class Shape>
 __device__ void write_row(const DecodeCall& call, const Piece& piece, int r, const MergedRow<Shape>& row) {
@@ -188,10 +195,10 @@ __device__ void write_row(const DecodeCall& call, const Piece& piece, int r, con
 #pragma unroll
   for (int k = 0; k < MergedRow<Shape>::kOfLane; ++k)
     if (4 * lane + 128 * k < Shape::kVDim) {
-      const float x[4] = {row.o[k].x, row.o[k].y, row.o[k].z, row.o[k].w};
+      float x[4] = {row.o[k].x, row.o[k].y, row.o[k].z, row.o[k].w};
 #pragma unroll
-      for (int i = 0; i < 4; ++i)
-        store_number(out.o.data, out.o.dtype, at + 128 * k + i, end.factor == 0.0f ? 0.0f : x[i] * end.factor);
+      for (int i = 0; i < 4; ++i) x[i] = end.factor == 0.0f ? 0.0f : x[i] * end.factor;
+      store_numbers(out.o.data, out.o.dtype, at + 128 * k, x);
     }
   if (lane == 0 && out.lse != nullptr)
     out.lse[row_offset(call, piece, r, out.lse_token_stride, out.lse_head_stride)] = end.lse;
@@ -224,42 +231,51 @@ __device__ inline bool is_last_of(int32_t* count, int n, int* is_last) {
 template <class Shape>
 struct ItemStates {
   float* states;
-  int first_block, n, n_rows;
+  int first_block, n;
 
   __device__ float* at(int i) const { return states + (2 * (first_block + i) + (i == 0 ? 1 : 0)) * Shape::kStateFloats; }
+  // n of them, each step-th from the i-th on.
+  __device__ StatesToMerge some(int i, int step, int n) const {
+    return {at(i), at(i + step), n, 2 * step * Shape::kStateFloats, Shape::kStateStride};
+  }
 };
 
-// Merges the block's group of states, if the block is the last of its group. Items with more states than a block loads at
-// once are merged in groups first, else their last block would load one batch of states after another. A function apart,
-// so that finish_among() stays short for all other items.
+// The states of the block's warps into the output, or, where the piece is one of several, into a state in memory, and all of
+// these into the output by the last block of the item. Items with more states than a block loads at once are merged in
+// groups in between, else their last block would load one batch of states after another. Each is a round of one loop: a
+// kernel runs this once, and its code has to come from memory for that.
 template <class Shape>
-__device__ __noinline__ bool merge_group(ItemStates<Shape> states, int group_size, int32_t* counts, int* is_last) {
-  const int group = divide(static_cast<int>(blockIdx.x) - states.first_block, group_size), first = group * group_size;
-  const int n = min(group_size, states.n - first);
-  if (!is_last_of(counts + states.first_block + group, n, is_last)) return false;
-  merge_rows<Shape, true, Shape::kStateStride>(
-      n, states.n_rows, [&](int i) { return states.at(first + i); },
-      [&](int r, const MergedRow<Shape>& row) { store_row<Shape>(states.at(first), r, row); });  // all have read row r
-  return true;
-}
-
-// The block's piece is one of several: leaves its state, and merges all of them if it is the last to do so.
-template <class Shape>
-__device__ void finish_among(const DecodeCall& call, const Piece& piece, const float* warp_states, int* is_last) {
+__device__ void finish_piece(const DecodeCall& call, const Piece& piece, const float* warp_states, int* is_last) {
   constexpr int kMostStates = 32 / MergedRow<Shape>::kOfLane;
-  const ItemStates<Shape> states = {call.states, piece.first_block, piece.end_block - piece.first_block, piece.n_rows};
-  float* const own = states.at(static_cast<int>(blockIdx.x) - piece.first_block);
-  merge_warps<Shape>(piece.n_rows, warp_states, [&](int r, const MergedRow<Shape>& row) { store_row<Shape>(own, r, row); });
-  int n = states.n, step = 1;
-  if (n > kMostStates) {
-    step = static_cast<int>(ceilf(sqrtf(static_cast<float>(n))));
-    if (!merge_group<Shape>(states, step, call.group_counters, is_last)) return;
-    n = divide(n + step - 1, step);
+  const ItemStates<Shape> states = {call.states, piece.first_block, piece.end_block - piece.first_block};
+  const int own = static_cast<int>(blockIdx.x) - piece.first_block;
+  const int group_size = states.n > kMostStates ? static_cast<int>(ceilf(sqrtf(static_cast<float>(states.n)))) : 1;
+  // Of a round: states into the place of item's state `to`, or into the output where it is the last round.
+  StatesToMerge from = {warp_states, warp_states + Shape::kWarpFloats, Shape::kWarps, Shape::kWarpFloats,
+                        Shape::kWarpStride};
+  int to = own;
+  bool is_last_round = states.n == 1;
+#pragma unroll 1
+  for (int round = 0;; ++round) {
+    merge_rows<Shape>(from, piece.n_rows, [&](int r, const MergedRow<Shape>& row) {
+      if (is_last_round)
+        write_row<Shape>(call, piece, r, row);
+      else
+        store_row<Shape>(states.at(to), r, row);  // all lanes have read the row
+    });
+    if (is_last_round) return;
+    int32_t* count = call.counters + piece.item;
+    if (round == 0 && group_size > 1) {
+      const int group = divide(own, group_size);
+      to = group * group_size;
+      from = states.some(to, 1, min(group_size, states.n - to));
+      count = call.group_counters + piece.first_block + group;
+    } else {
+      from = states.some(0, group_size, divide(states.n + group_size - 1, group_size));
+      is_last_round = true;
+    }
+    if (!is_last_of(count, from.n, is_last)) return;
   }
-  if (is_last_of(call.counters + piece.item, n, is_last))
-    merge_rows<Shape, true, Shape::kStateStride>(
-        n, piece.n_rows, [&](int i) { return states.at(i * step); },
-        [&](int r, const MergedRow<Shape>& row) { write_row<Shape>(call, piece, r, row); });
 }
 
 }  // namespace tandem::cuda

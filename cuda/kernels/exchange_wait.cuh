@@ -160,11 +160,8 @@ __device__ inline bool wait_for_slot(const DeviceExchange& exchange, const Stand
 }
 
 // Of every thread of every block of an append, behind its writes to the window: the last block says that it has the rows.
-// The copy engine may read them: the fence of kinds of access is for that.
+// The copy engine may read them: who waits for the epoch has the fence of kinds of access for that (beside_append.cuh).
 __device__ inline void say_rows_written(const DeviceExchange& exchange, int64_t epoch) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("fence.proxy.async;\n" ::: "memory");
-#endif
   __syncthreads();
   if (threadIdx.x != 0) return;
   fence_device();

@@ -18,13 +18,21 @@
 
 #include "cuda/kernels/far_weights.cuh"
 #include "cuda/kernels/prefill_finish.cuh"
+#include "cuda/kernels/shared_sizes.cuh"
 #include "cuda/kernels/stored.cuh"
 
 namespace tandem::cuda {
 
-// What a kernel is made for. kQParts: summands of a query's numbers, at most.
-template <class K_, class V_, int kKDim_, int kVDim_, int kQParts_>
+// A block's warps, 16 query rows of each of a warp's tiles, and keys of a tile.
+struct PrefillTile {
+  int warps = 4, m_tiles = 2, keys = 64;
+};
+
+// What a kernel is made for. kQParts: summands of a query's numbers, at most. kOfMultiprocessor: shared memory, as in
+// shared_sizes.cuh.
+template <class K_, class V_, int kKDim_, int kVDim_, int kQParts_, int kOfMultiprocessor_>
 struct PrefillShape {
+  static constexpr int kOfMultiprocessor = kOfMultiprocessor_;
   using K = K_;
   using V = V_;
   using Number = typename V::ValueNumber;  // of weights
@@ -34,16 +42,37 @@ struct PrefillShape {
   static constexpr int kPParts = V::kParts > 2 ? V::kParts : kQParts == 1 && V::kBits == 16 ? 1 : 2;
   // f32 is three bf16, of a fragment and of a weight: registers, and shared memory, are for less of it.
   static constexpr bool kIsSmall = kVDim <= 128 && K::kParts == 1;
-  static constexpr int kWarps = 4, kThreads = 32 * kWarps, kMTiles = kIsSmall ? 2 : 1;
+  static constexpr int kMostKeys = K::kParts > 1 ? 16 : kVDim > 128 ? 32 : 64;
+  static constexpr int used_bytes(const PrefillTile& tile) {
+    return kQParts * 16 * tile.m_tiles * tile.warps * KRow::kSteps * 32 +
+           2 * tile.keys / 16 * (KRow::kSliceBytes + VRow::kSliceBytes);
+  }
+  static constexpr PrefillTile choose_tile() {
+    PrefillTile tile = {4, kIsSmall ? 2 : 1, kMostKeys};
+    while (used_bytes(tile) > kOfMultiprocessor - 2048) {
+      if (tile.m_tiles > 1)
+        tile.m_tiles = 1;
+      else if (tile.keys > 16)
+        tile.keys /= 2;
+      else
+        tile.warps /= 2;
+    }
+    return tile;
+  }
+  static constexpr PrefillTile kTile = choose_tile();
+  static constexpr int kWarps = kTile.warps, kThreads = 32 * kWarps, kMTiles = kTile.m_tiles;
   static constexpr int kRows = 16 * kMTiles * kWarps;
-  static constexpr int kTileKeys = K::kParts > 1 ? 16 : kVDim > 128 ? 32 : 64, kSlices = kTileKeys / 16;
+  static constexpr int kTileKeys = kTile.keys, kSlices = kTileKeys / 16;
   static constexpr int kStageBytes = kSlices * (KRow::kSliceBytes + VRow::kSliceBytes), kStages = 2;
   static constexpr int kQBytes = kQParts * kRows * KRow::kSteps * 32;
   static constexpr int kStateStride = kVDim + (40 - kVDim % 32) % 32;  // rows 8 banks apart
   static constexpr int kStateFloats = kRows * (kStateStride + 2);      // of a block: o, then m and l of each row
   static constexpr int kUsedBytes = kQBytes + kStages * kStageBytes;
   static constexpr int kSharedBytes = kUsedBytes > 4 * kStateFloats ? kUsedBytes : 4 * kStateFloats;
-  static constexpr int kBlocks = kSharedBytes <= 112 * 1024 ? 2 : 1;  // of a multiprocessor: bounds registers
+  static constexpr int kBlocks =
+      kSharedBytes <= kOfMultiprocessor / 2 - 1536 ? 2 : 1;  // of a multiprocessor: bounds registers
+  static constexpr bool kSharesByLength = false;
+  static constexpr int kStatesAtOnce = 4;
   __device__ static bool has_tiles(const PrefillCall& call) { return call.tiles.lists != nullptr; }
   __device__ static void sync() { __syncthreads(); }
   __device__ static bool sync_any(bool x) { return __syncthreads_or(x) != 0; }
@@ -409,7 +438,7 @@ __device__ void store_rows(const RowsState<Shape>& state, float* to) {
 }
 
 template <class Shape>
-__global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks) prefill_kernel(const __grid_constant__ PrefillCall call) {
+__device__ __forceinline__ void attend_item(const PrefillCall& call) {
   extern __shared__ __align__(128) std::byte shared[];
   const PrefillItem item = find_item<Shape>(call);
   if (item.piece.n_rows == 0) return;
@@ -448,6 +477,13 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks) prefill_kerne
       call.n_splits == 1 ? reinterpret_cast<float*>(shared) : call.states + int64_t{blockIdx.x} * Shape::kStateFloats;
   store_rows<Shape>(state, own);
   finish_item<Shape>(call, item, own);
+}
+
+template <class Shape>
+__global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks) prefill_kernel(const __grid_constant__ PrefillCall call) {
+#ifdef __CUDA_ARCH__
+  if constexpr (kIsForThisCode<Shape::kOfMultiprocessor>) attend_item<Shape>(call);
+#endif
 }
 
 }  // namespace tandem::cuda

@@ -29,7 +29,6 @@ struct CodesShape : GroupsShape<kDim_, Tile::kKeys, Tile::kKParts, Tile::kStages
   using V = V_;
   using Number = Half;  // of all that is multiplied
   static constexpr bool kFencesTiles = true;
-  static constexpr int kStatesAtOnce = 4;  // threads that multiply have fewer registers
   static constexpr int kUnitKeys = CodesShape::kTileKeys < 64 ? CodesShape::kTileKeys : 64;
   static constexpr int kConverters = Tile::kConverters, kThreads = 256 + 128 * kConverters;
   // Registers of a thread that multiplies and of one that converts: more than a block begins with, and it waits for ever.
@@ -104,9 +103,11 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) prefill_codes_kernel(const
   extern __shared__ __align__(1024) std::byte shared[];
   __shared__ __align__(8) uint64_t barrier_words[kBarriersOfStage * Shape::kStages];
   let_next_kernel_start();
-  wait_for_kernel_before();
+  const bool finds_late = call.lists.are_written_by_kernels != 0;
+  if (finds_late) wait_for_rows(call);
   const PrefillItem item = find_item<Shape>(call);
-  if (item.piece.n_rows == 0) return;
+  if (!finds_late) wait_for_rows(call);
+  if (item.piece.n_rows == 0) return wait_for_append(call);
   std::byte* const aligned = shared + (1024 - shared_address(shared) % 1024) % 1024;
   const uint32_t q = shared_address(aligned);
   const TileBarriers<Shape> barriers{shared_address(barrier_words)};
@@ -125,6 +126,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) prefill_codes_kernel(const
     attend_tiles<Shape>(call, item, q, barriers, scale, state);
     finish_group<Shape>(call, item, state, aligned);
   }
+  wait_for_append(call);
 #endif
 }
 

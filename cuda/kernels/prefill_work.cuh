@@ -11,8 +11,13 @@
 //
 // Where items are fewer than the blocks that run at once, an item's keys are split evenly among n_splits blocks. Each leaves
 // a state, and the block that comes last merges them, in the order of the keys.
+//
+// Kernels for 9.0 share out sequences of unlike lengths by length: an item has as many clusters of blocks as its keys are of
+// the n_shares-th part of all keys, one at least. The items that have one come first in the grid. Most of them are short,
+// and their multiprocessors are soon free for the others, as a grid may have more blocks than run at once.
 #pragma once
 
+#include "cuda/kernels/cluster.cuh"
 #include "cuda/kernels/query_rows.cuh"
 #include "cuda/prefill_call.h"
 
@@ -31,6 +36,9 @@ struct PrefillItem {
   int common_lo = 0, common_hi = 0;  // what all of them see
   int first_tile = 0, end_tile = 0;  // of keys
   int end_place = 0;                 // behind the last key, as the item counts them: hi, or what its list has
+  int n_parts = 0;                   // blocks that share its keys
+  int part = 0;                      // of these, this one
+  int slot = 0;                      // of the workspace, where the item's first cluster leaves its state
   const KeyTile* list = nullptr;
 };
 
@@ -40,13 +48,92 @@ __device__ inline const DeviceTiles& tiles_of(const PrefillCall& call, int seque
                      piece.first_row / kTileRows];
 }
 
+// Which item a block has a part of, as items are counted: [n_sequences][n_kv_heads][max_tiles]. -1: of none.
+struct ItemPart {
+  int item, n_parts, part, slot;
+};
+
+// What an item of a sequence has to read, and how many such items there are.
+struct SequenceShare {
+  int key_tiles = 0, row_tiles = 0, n_items = 0;
+
+  template <class Shape>
+  __device__ static SequenceShare of(const PrefillCall& call, int s) {
+    SequenceShare share;
+    if (s >= call.n_sequences) return share;
+    const DeviceSequence& sequence = call.sequences[s];
+    int n_keys = static_cast<int>(sequence.end - sequence.begin);
+    if (call.sliding_window > 0) n_keys = static_cast<int>(min(int64_t{n_keys}, call.sliding_window + sequence.q_len));
+    share.key_tiles = (max(n_keys, 0) + Shape::kTileKeys - 1) / Shape::kTileKeys;
+    share.row_tiles = (sequence.q_len * call.group_size + Shape::kRows - 1) / Shape::kRows;
+    share.n_items = share.row_tiles * call.n_kv_heads;
+    return share;
+  }
+  // Clusters of an item. Blocks alone have room for n_shares states in the workspace, so these are never rounded up.
+  __device__ int of_item(float shares_of_tile, int n_blocks) const {
+    const float share = static_cast<float>(key_tiles) * shares_of_tile + (n_blocks > 1 ? 0.75f : 0.001f);
+    return max(1, min(static_cast<int>(share), (key_tiles + n_blocks - 1) / n_blocks));
+  }
+};
+
+// Lanes look at 32 sequences at a time, in three passes over them: how many tiles there are, how many items have one
+// cluster, and which item is this cluster's.
+template <class Shape>
+__device__ inline ItemPart share_by_length(const PrefillCall& call) {
+  const Cluster cluster = this_cluster();
+  const int lane = static_cast<int>(threadIdx.x % 32), own = static_cast<int>(blockIdx.x) / cluster.n_blocks;
+  int n_tiles = 0, n_single = 0, before = 0;  // clusters of the sequences before
+  float shares_of_tile = 0.0f;
+#pragma unroll 1
+  for (int pass = 0; pass < 3; ++pass) {
+    if (pass == 1) shares_of_tile = __fdividef(static_cast<float>(call.n_shares), static_cast<float>(max(n_tiles, 1)));
+    if (pass == 2 && own >= n_single) before = n_single;
+#pragma unroll 1
+    for (int s = 0; s < call.n_sequences; s += 32) {
+      const SequenceShare share = SequenceShare::of<Shape>(call, s + lane);
+      const int of_item = share.of_item(shares_of_tile, cluster.n_blocks);
+      if (pass == 0) n_tiles += sum_of_lanes(share.key_tiles * share.n_items);
+      if (pass == 1) n_single += sum_of_lanes(of_item == 1 ? share.n_items : 0);
+      if (pass < 2) continue;
+      const bool is_single = own < n_single;
+      const int each = (of_item == 1) == is_single ? of_item : 0;
+      int end = each * share.n_items;
+      for (int step = 1; step < 32; step *= 2) {
+        const int left = __shfl_up_sync(~0u, end, step);
+        if (lane >= step) end += left;
+      }
+      const unsigned behind = __ballot_sync(~0u, own < before + end);
+      if (behind == 0) {
+        before += __shfl_sync(~0u, end, 31);
+        continue;
+      }
+      const int found = __ffs(static_cast<int>(behind)) - 1, per_item = __shfl_sync(~0u, each, found);
+      const int begin = before + __shfl_sync(~0u, end - each * share.n_items, found), idx = divide(own - begin, per_item);
+      const int row_tiles = __shfl_sync(~0u, share.row_tiles, found), head = divide(idx, row_tiles);
+      const int list = (s + found) * call.n_kv_heads + head, first_of_item = begin + idx * per_item;
+      return {list * call.max_tiles + idx - head * row_tiles, per_item * cluster.n_blocks,
+              (own - first_of_item) * cluster.n_blocks + cluster.rank, is_single ? 0 : first_of_item - n_single};
+    }
+  }
+  return {-1, 1, 0, 0};
+}
+
+template <class Shape>
+__device__ inline ItemPart part_of_block(const PrefillCall& call) {
+  if (Shape::kSharesByLength && call.n_shares > 0) return share_by_length<Shape>(call);
+  const int block = static_cast<int>(blockIdx.x), item = block / call.n_splits;
+  return {item, call.n_splits, block % call.n_splits, item * (call.n_splits / this_cluster().n_blocks)};
+}
+
 template <class Shape>
 __device__ inline PrefillItem find_item(const PrefillCall& call) {
   static_assert(kTileRows % Shape::kRows == 0);
   PrefillItem item;
   Piece& piece = item.piece;
-  const int block = static_cast<int>(blockIdx.x), split = block % call.n_splits;
-  piece.item = block / call.n_splits;
+  const ItemPart of_block = part_of_block<Shape>(call);
+  if (of_block.item < 0) return item;
+  piece.item = of_block.item;
+  item.n_parts = of_block.n_parts, item.part = of_block.part, item.slot = of_block.slot;
   const int from_last = piece.item % call.max_tiles, list = piece.item / call.max_tiles;
   piece.sequence = call.sequences[list / call.n_kv_heads];
   piece.head = list % call.n_kv_heads;
@@ -81,8 +168,8 @@ __device__ inline PrefillItem find_item(const PrefillCall& call) {
     item.end_place = tiles.n * kTileTokens;
   }
   const int n_tiles = (item.end_place + Shape::kTileKeys - 1) / Shape::kTileKeys;
-  item.first_tile = Share::begin(n_tiles, call.n_splits, split);
-  item.end_tile = Share::begin(n_tiles, call.n_splits, split + 1);
+  item.first_tile = Share::begin(n_tiles, item.n_parts, item.part);
+  item.end_tile = Share::begin(n_tiles, item.n_parts, item.part + 1);
   return item;
 }
 

@@ -18,6 +18,22 @@ __device__ inline void store_number(void* data, int32_t dtype, int64_t at, float
     static_cast<float*>(data)[at] = x;
 }
 
+// Four of them, at any address that their type allows.
+__device__ inline void store_numbers(void* data, int32_t dtype, int64_t at, const float (&x)[4]) {
+  const bool is_f32 = dtype == TANDEM_F32;
+  std::byte* const to = static_cast<std::byte*>(data) + at * (is_f32 ? 4 : 2);
+  if (reinterpret_cast<uintptr_t>(to) % (is_f32 ? 16 : 8) != 0) {
+#pragma unroll 1
+    for (int i = 0; i < 4; ++i) store_number(data, dtype, at + i, i < 2 ? (i == 0 ? x[0] : x[1]) : i == 2 ? x[2] : x[3]);
+  } else if (is_f32) {
+    *reinterpret_cast<float4*>(to) = make_float4(x[0], x[1], x[2], x[3]);
+  } else {
+    const bool is_bf16 = dtype == TANDEM_BF16;
+    const auto pack = [&](float a, float b) { return is_bf16 ? Bfloat::pack(a, b) : Half::pack(a, b); };
+    *reinterpret_cast<uint2*>(to) = make_uint2(pack(x[0], x[1]), pack(x[2], x[3]));
+  }
+}
+
 // Of row r of a piece: where its query head of its token starts.
 __device__ inline int64_t row_offset(const DecodeCall& call, const Piece& piece, int r, int64_t token_stride,
                                      int64_t head_stride) {

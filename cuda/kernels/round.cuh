@@ -52,6 +52,20 @@ __device__ inline float from_f16(uint32_t bits) {
   return __half2float(__ushort_as_half(static_cast<uint16_t>(bits)));
 }
 
+// A pair of 16-bit numbers as rounding would leave it: NaN is quiet.
+__device__ inline uint32_t quiet_pair(int32_t type, uint32_t pair) {
+  const uint32_t largest = type == TANDEM_BF16 ? 0x7f80u : 0x7c00u, quiet = type == TANDEM_BF16 ? 0x40u : 0x200u;
+  if ((pair & 0x7fffu) > largest) pair |= quiet;
+  if ((pair >> 16 & 0x7fffu) > largest) pair |= quiet << 16;
+  return pair;
+}
+
+// Of a tensor of this type, which is stored as it is.
+__device__ inline uint4 quiet_numbers(int32_t type, const uint4& x) {
+  if (type == TANDEM_F32) return x;
+  return make_uint4(quiet_pair(type, x.x), quiet_pair(type, x.y), quiet_pair(type, x.z), quiet_pair(type, x.w));
+}
+
 // ---- four numbers ------------------------------------------------------------------------------------------------------
 
 __device__ inline int number_bytes(int32_t tensor_type) { return tensor_type == TANDEM_F32 ? 4 : 2; }

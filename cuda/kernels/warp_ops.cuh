@@ -133,4 +133,13 @@ __device__ inline float exp2_fast(float x) {  // 2^-22 of the result; 0 for -inf
   return y;
 }
 
+// a / b of numbers that are not negative. What is below 2^22 is off by one at most before it is corrected; the instructions
+// for any integer take several times as long, and a short call waits for them.
+__device__ inline int divide(int a, int b) {
+  if (a >= 1 << 22) return a / b;
+  const int about = static_cast<int>(__fdividef(static_cast<float>(a), static_cast<float>(b)));
+  const int rest = a - about * b;
+  return about + (rest >= b ? 1 : 0) - (rest < 0 ? 1 : 0);
+}
+
 }  // namespace tandem::cuda

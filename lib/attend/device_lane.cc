@@ -19,9 +19,6 @@ namespace tandem {
 namespace {
 
 constexpr int64_t kAnyKeys = INT32_MAX;  // a window has fewer
-// Up to this many query rows of a sequence and KV head, attention may begin before the append ends. Decode kernels do so
-// (DecodeLauncher::kMostRows); prefill kernels wait for all of the append.
-constexpr int64_t kFewRows = 64;
 
 Status check_rows(const TensorView* view, const char* name) {
   if (view == nullptr || is_tensor_float(view->dtype)) return {};
@@ -283,9 +280,9 @@ Status DeviceLane::launch(Call& chunk) {
 }
 
 // The step has posted the tasks of all its layers. A layer is launched as a whole, also where the step has fewer sequences
-// than a graph was made for: descriptors say so. Attention may run beside the append where it has few rows, as in decode. Of
-// calls one by one it may not: no merge follows where the window has all keys, and the next call's append would wait until
-// this one's rows are across the bus.
+// than a graph was made for: descriptors say so. Attention may run beside the append. Of calls one by one it may not: no
+// merge follows where the window has all keys, and the next call's append would wait until this one's rows are across the
+// bus.
 Status DeviceLane::launch_planned(Call& call, bool captures) {
   TANDEM_TRY(check_planned(call, captures));
   TANDEM_TRY(check_named_in_step(call));
@@ -303,7 +300,7 @@ Status DeviceLane::launch_planned(Call& call, bool captures) {
   sequences.max_keys = kAnyKeys;
   DeviceAppend append = append_of(call, sequences);
   const bool names_keys = call.indices.data != nullptr;  // by a kernel that comes between the two
-  if (!names_keys && int64_t{sequences.max_q_len} * call.layer().group_size <= kFewRows) append.epoch = epoch_of(call);
+  if (!names_keys) append.epoch = epoch_of(call);
   TANDEM_TRY(launch_append(call, append));
   call.session.step.n_appended = call.args.layer_idx + 1;
   TANDEM_TRY(name_keys(call, sequences));

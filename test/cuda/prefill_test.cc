@@ -126,6 +126,27 @@ void ragged_batches(void**) {
                                     {{0, 150, 150}, {30, 200, 1}, {100, 103, 3}, {0, 1, 0}, {0, 260, 129}, {64, 64, 0}}));
 }
 
+// Keys are shared out by length: among clusters of 8, 4 and 2 blocks, as there are more KV heads, and among blocks alone.
+// More sequences than a warp has lanes, the longest behind them; windows that leave it shorter than others.
+void unlike_lengths(void**) {
+  std::vector<WindowSequence> few = {{0, 40, 9}, {0, 9000, 16}, {0, 300, 2}, {5, 5, 0}, {77, 3000, 33}, {0, 17, 17}};
+  std::vector<WindowSequence> many;
+  for (int32_t i = 0; i < 40; ++i) many.push_back({i, 40 + 3 * i, 1 + i % 9});
+  many.push_back({0, 6000, 20});
+  uint64_t seed = 1;
+  for (const TypePair types : pairs)
+    for (const int32_t kv_heads : {1, 4, 8, 16}) {
+      WindowOptions options =
+          tandem::test::options_of(types, kv_heads, 128, kv_heads < 8 ? 4 : 1, kv_heads == 4 ? many : few);
+      options.q_type = types.k == TANDEM_F16 ? TANDEM_F16 : TANDEM_BF16;
+      if (kv_heads == 1) options.layer.sinks.assign(static_cast<size_t>(options.layer.n_q_heads), 0.5f);
+      options.seed = seed++;
+      assert_right_twice(options);
+      options.layer.sliding_window = 500;
+      assert_right_twice(options);
+    }
+}
+
 void sliding_windows_soft_caps_and_sinks(void**) {
   for (const TypePair types : pairs)
     for (const int64_t window : {1, 16, 100, 700})
@@ -465,6 +486,7 @@ int main(int argc, char** argv) {
       cmocka_unit_test(few_rows),
       cmocka_unit_test(lengths_and_begins),
       cmocka_unit_test(ragged_batches),
+      cmocka_unit_test(unlike_lengths),
       cmocka_unit_test(sliding_windows_soft_caps_and_sinks),
       cmocka_unit_test(lists_of_ranges),
       cmocka_unit_test(granules_are_refused),

@@ -417,7 +417,7 @@ reference::GateVerdict WindowCase::check() const {
     std::iota(q_positions.begin(), q_positions.end(), sequence.end - sequence.q_len);
     queries.positions = q_positions.data();
     queries.naive_rounds_p = rounds_p;
-    queries.naive_rows = 64 + 40'000'000 / ((n_keys + 1) * (layer_.k_head_dim + layer_.v_head_dim));
+    queries.naive_rows = 64 + 200'000'000 / ((n_keys + 1) * (layer_.k_head_dim + layer_.v_head_dim));
     if (named_ != nullptr || tiles_ != nullptr) queries.naive_rows *= 8;  // many see few keys, or none
     queries.visible = [&](int64_t token, int32_t kv_head, std::vector<int64_t>* keys) { see(s, token, kv_head, keys); };
     const reference::LayerRows rows{&layer, n_keys, k.data(), v.data(), positions.data()};

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: MIT
+// Attention beside the append that brings its rows (lib/tables/device.h, DeviceAttend::append), for compute capability 9.0.
+//
+// The append writes the window's rows, says so by its epoch, and sends them to the host after that. Attention begins at the
+// epoch. Both kernels run at once, so each attention kernel leaves the append's multiprocessors out of its grid
+// (append_blocks()): a block that waited for one would end last.
+#pragma once
+
+#include "cuda/kernels/bulk_copy.cuh"
+
+namespace tandem::cuda {
+
+// Waits for what the kernel before has written; where that is an append that runs beside this one, for its rows alone. The
+// append writes these only after every kernel before it has ended, so whoever sees the rows sees those kernels' results,
+// too.
+__device__ inline void wait_for_rows(const DecodeCall& call) {
+  if (call.rows_written == nullptr) return wait_for_kernel_before();
+  if (threadIdx.x == 0) {
+    int64_t written = 0;
+    do asm volatile("ld.acquire.gpu.s64 %0, [%1];\n" : "=l"(written) : "l"(call.rows_written) : "memory");
+    while (written != call.epoch);
+  }
+  __syncthreads();
+  asm volatile("fence.proxy.async;\n" ::: "memory");
+}
+// The next kernel waits for this one only, so this one may not end before the append has.
+__device__ inline void wait_for_append(const DecodeCall& call) {
+  if (call.rows_written != nullptr) wait_for_kernel_before();
+}
+
+}  // namespace tandem::cuda
