@@ -110,7 +110,7 @@ def ragged():
 
 GROUPS = {make.__name__: make for make in (decode, append, mqa, prefill, ragged)}
 # Of each group: least MiB of keys that calls go round, and about how many milliseconds a contestant may take.
-TERMS = {"decode": (600, 1000), "append": (600, 200), "mqa": (128, 150), "prefill": (600, 2000), "ragged": (600, 1000)}
+TERMS = {"decode": (4096, 1000), "append": (2048, 200), "mqa": (128, 150), "prefill": (600, 2000), "ragged": (600, 1000)}
 MOST_LAYERS = 64
 
 

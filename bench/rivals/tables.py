@@ -139,7 +139,7 @@ def heat_map(lines):
     panels = [module.Panel("kernel", "over the best rival", ratios(0)), module.Panel("call", "over the best rival", ratios(1))]
     return module.HeatMap(title="Decode with few KV heads: Tandem's time over the best rival's", row_name="heads/KV heads x dims",
                           column_name="keys", row_labels=shapes, column_labels=[short(total) for total in totals],
-                          panels=panels, most=2.0, cell=(34, 14))
+                          panels=panels, most=2.0, cell=(34, 14), middle=1.0)
 
 
 def main():

@@ -315,6 +315,13 @@ def test_colors_follow_values():
         assert svg.count("stroke-dasharray") == 1
 
 
+def test_two_scales_lead_away_from_a_middle():
+    heat_map = HeatMap("t", "r", "c", ["0"], ["0", "1", "2"], [Panel("p", "s", [[0.0, 1.0, 3.0]])], 2.0, (16, 14), 1.0)
+    svg = heat_map.svg("light")
+    for color, value in (("#061d47", "0.0%"), ("#f0f4f8", "100.0%"), ("#451303", "300.0%")):
+        assert f'fill="{color}"><title>{value}</title>' in svg
+
+
 def test_speed(model, tmp_path):
     assert run(model, tmp_path, "--setting", "policy=all", tasks="speed") == 0
     lines = lines_of(tmp_path)

@@ -6,9 +6,11 @@ from html import escape
 
 COLORS = {
     "light": {"ink": "#1f2328", "soft": "#59636e", "edge": "#afb8c1", "back": "#ffffff",
-              "scale": ("#f0f4f8", "#a5cdf7", "#3c86d9", "#12499a", "#061d47")},
+              "scale": ("#f0f4f8", "#a5cdf7", "#3c86d9", "#12499a", "#061d47"),
+              "above": ("#fbf1ea", "#f6b98a", "#dc6b2f", "#93330d", "#451303")},
     "dark": {"ink": "#f0f6fc", "soft": "#9198a1", "edge": "#3d444d", "back": "#0d1117",
-             "scale": ("#1a212b", "#174a8c", "#2f81f7", "#8cc4ff", "#e6f3ff")},
+             "scale": ("#1a212b", "#174a8c", "#2f81f7", "#8cc4ff", "#e6f3ff"),
+             "above": ("#2b1f1a", "#8a4013", "#f0772b", "#ffba8c", "#fff0e6")},
 }
 _LEFT, _GAP, _TOP, _PANEL_TOP, _LEGEND = 64, 22, 66, 46, 74
 
@@ -45,6 +47,8 @@ class HeatMap:
         The value of the scale's end.
     cell : tuple of int
         Width and height of a cell.
+    middle : float or None
+        The value from which two scales lead away, one down to 0 and one up to `most`.
     """
 
     title: str
@@ -55,6 +59,7 @@ class HeatMap:
     panels: list[Panel]
     most: float
     cell: tuple[int, int]
+    middle: float | None = None
 
     def svg(self, mode: str) -> str:
         """The picture for a "light" or "dark" page."""
@@ -94,9 +99,14 @@ class HeatMap:
         return parts
 
     def _color(self, value: float, colors: Mapping[str, object]) -> str:
-        scale = colors["scale"]
+        is_above = self.middle is not None and value > self.middle
+        scale = colors["above" if is_above else "scale"]
         assert isinstance(scale, tuple)
-        at = min(max(value / self.most, 0.0), 1.0) * (len(scale) - 1)
+        if self.middle is None:
+            share = value / self.most
+        else:
+            share = abs(value - self.middle) / (self.most - self.middle if is_above else self.middle)
+        at = min(max(share, 0.0), 1.0) * (len(scale) - 1)
         low = min(int(at), len(scale) - 2)
         ends = [[int(color[k:k + 2], 16) for k in (1, 3, 5)] for color in scale[low:low + 2]]
         return "#" + "".join(f"{round(a + (b - a) * (at - low)):02x}" for a, b in zip(*ends, strict=True))
@@ -106,8 +116,9 @@ class HeatMap:
         parts = [f'<rect x="{x + i * step}" y="{y - 12}" width="{step}" height="12" '
                  f'fill="{self._color(self.most * (i + 0.5) / n_steps, colors)}"/>' for i in range(n_steps)]
         parts.append(f'<rect x="{x}" y="{y - 12}" width="{n_steps * step}" height="12" fill="none" stroke="{colors["edge"]}"/>')
-        return parts + [text(x + share * n_steps * step, y + 15, f"{share * self.most:.0%}", colors["soft"], 11)
-                        for share in (0, 0.5, 1)]
+        middle = self.most / 2 if self.middle is None else self.middle
+        return parts + [text(x + value / self.most * n_steps * step, y + 15, f"{value:.0%}", colors["soft"], 11)
+                        for value in (0, middle, self.most)]
 
 
 def text(x: float, y: float, words: str, color: object, size: int, anchor: str = "middle", weight: str = "normal") -> str:
