@@ -85,9 +85,10 @@ AttendLauncher::AttendLauncher(const DeviceLimits& limits)
       states_bytes_((std::max(decode_.states_bytes(), prefill_.states_bytes()) + kAlign - 1) / kAlign * kAlign) {}
 
 // Decode kernels read a sequence's keys once for each tile of query rows; the prefill kernel for up to 64 rows reads them
-// once. Of what one tile of 16 rows serves the prefill kernel has one sequence with one or two KV heads: there it takes 0.62
-// to 0.98 of the time up to 66,000 keys, and as long at 200,000. It does not share out many sequences as evenly, and with 8
-// KV heads it is 9 % slower from 100,000 keys on.
+// once. Calls of 9 to 16 rows, for which there may be a decode kernel with tiles of 16, go to the prefill kernel where they
+// have one sequence and one or two KV heads: they take 0.62 to 0.91 of the time there up to 65,536 keys, and as long at
+// 200,000. With 8 KV heads and 100,000 keys they would take 9 % longer, and the keys of many sequences are not shared out as
+// evenly.
 bool AttendLauncher::is_decode(const DeviceAttend& call) const {
   constexpr int64_t kTileRows = 8;
   constexpr int32_t kFewHeads = 2;

@@ -59,7 +59,7 @@ bool is_better(const DecodeKernel& a, const DecodeKernel& b, int64_t n_rows) {
 // Newer devices have the copy engine, but some of them less shared memory: these have the kernels for older ones.
 bool DecodeLauncher::serves_maps(const DecodeKernel& kernel) const {
   constexpr int32_t kStatic = 2048;  // and what is not dynamic
-  return limits_.capability >= 90 && kernel.shared_bytes + kStatic <= limits_.shared_of_block;
+  return limits_.code >= 90 && kernel.shared_bytes + kStatic <= limits_.shared_of_block;
 }
 
 const DecodeKernel* DecodeLauncher::find(const Layer& layer, int32_t max_q_len, bool has_lists) const {

@@ -24,8 +24,8 @@ struct DecodeCall {
   int32_t n_q_parts;  // summands of a query's numbers
   int32_t max_tiles;  // of query rows, of a sequence and KV head
   float* states;      // [n_blocks][2][state_floats]
-  // All counts are 0 between calls. Of a decode kernel's items [n_sequences][n_kv_heads][max_tiles], of a prefill kernel's
-  // [n_items][blocks of a cluster].
+  // All counts are 0 between calls. Of a decode kernel's items [n_sequences][n_kv_heads][max_tiles]; of a prefill
+  // kernel's items, or where it has clusters, of those that leave states, [clusters][blocks of a cluster].
   int32_t* counters;
   int32_t* group_counters;  // of decode kernels, [n_blocks]: groups of an item's blocks, from its first block on
   DeviceLists lists;

@@ -18,7 +18,7 @@ constexpr int kLeastCapability = 80;
 
 struct Device {
   int idx;
-  int32_t n_multiprocessors, capability;
+  int32_t n_multiprocessors, code;  // the code that it runs: 90 is 9.0
   AttendLauncher launcher;
   Rebuilder rebuilder = {};
   cudaStream_t pulse_stream = nullptr;  // of check()
@@ -87,7 +87,12 @@ int32_t find_limits(int32_t device_idx, const DeviceInfo& info, DeviceLimits* li
   int32_t code_version = 0;
   if (const int32_t code = find_code_version(&code_version, error); code != TANDEM_OK) return code;
   const int32_t most_size = code_version >= 90 ? of_multiprocessor : std::min(of_multiprocessor, kSmallShared + kOfSystem);
-  *limits = {info.compute_capability, info.n_multiprocessors, of_block, of_multiprocessor, most_size};
+  *limits = {info.compute_capability,
+             info.n_multiprocessors,
+             of_block,
+             of_multiprocessor,
+             most_size,
+             std::min(info.compute_capability, code_version)};
   return TANDEM_OK;
 }
 
@@ -102,8 +107,7 @@ int32_t open(int32_t device_idx, void** self, DeviceError* error) {
   DeviceLimits limits;
   if (const int32_t code = find_limits(device_idx, info, &limits, error); code != TANDEM_OK) return code;
   if (const int32_t code = load_exchange_kernels(error); code != TANDEM_OK) return code;
-  auto* device =
-      new (std::nothrow) Device{device_idx, info.n_multiprocessors, info.compute_capability, AttendLauncher(limits)};
+  auto* device = new (std::nothrow) Device{device_idx, info.n_multiprocessors, limits.code, AttendLauncher(limits)};
   if (device == nullptr) return fail(error, TANDEM_ERROR_OUT_OF_MEMORY, 0, "", "no memory for a device");
   if (const int32_t code = make_pulse(device, error); code != TANDEM_OK) {
     close(device);
@@ -127,7 +131,7 @@ void release(void* self, void* data) {
 
 LaunchOn on_stream(void* self, void* stream) {
   const Device& device = device_of(self);
-  return {static_cast<cudaStream_t>(stream), device.capability, device.n_multiprocessors};
+  return {static_cast<cudaStream_t>(stream), device.code, device.n_multiprocessors};
 }
 
 int32_t copy(void* self, void* to, const void* from, int64_t bytes, void* stream, DeviceError* error) {

@@ -21,9 +21,9 @@ constexpr int64_t kMostBlocks = 1024;  // of an append; then warps take several 
 // takes them, or as many as are free beside a prefill of 128 blocks, of which another wave would begin for one more. They do
 // not wait there for the append before, or those behind it would have the whole device.
 constexpr int64_t kSomeBlocks = 16, kFewBlocks = 4;
-// Appends beside which attention runs take their multiprocessors from it: one block, or a cluster of two, which lie side by
-// side. Of rows that are copied as they are: bytes of K and V for one block, and at most. With more it is faster to have all
-// multiprocessors and let attention wait, and so it is with more rows that are rounded.
+// An append beside attention has one block, or two that are a cluster and so lie side by side. The limits: bytes of K and V
+// that one block copies, bytes that two blocks copy, and rows of q, K and V that one block rounds. Beyond these it is faster
+// to have all multiprocessors and let attention wait for the whole append.
 constexpr int64_t kAloneCopied = int64_t{32} << 10, kMostCopied = int64_t{128} << 10;
 constexpr int64_t kMostRoundedBeside = 64;
 constexpr int64_t kMostRows = int64_t{1} << 30;
@@ -183,6 +183,7 @@ static int64_t copied_bytes(const AppendCall& call) {
 bool runs_beside(const DeviceAppend& call, int32_t capability) {
   if (call.epoch == 0 || capability < 90 || rotates_queries(*call.layer) || call.x.data != nullptr) return false;
   if (call.k.data == nullptr || call.exchange.flags == nullptr || call.idx.n_heads > 0) return false;
+  if (call.layer->k_type == TANDEM_F32) return false;
   const AppendCall described = describe(call);
   if (is_copy(described)) return copied_bytes(described) <= kMostCopied;
   return int64_t{call.n_tokens} * described.token_rows <= kMostRoundedBeside;

@@ -16,18 +16,20 @@ int32_t find_code_version(int32_t* version, DeviceError* error);
 // On which stream, and of what device.
 struct LaunchOn {
   cudaStream_t stream = nullptr;
-  int32_t capability = 0;  // 90 is 9.0
+  int32_t capability = 0;  // of the code that the device runs: 90 is 9.0
   int32_t n_multiprocessors = 0;
   int32_t of_cluster = 1;  // blocks
 };
 // A little from pinned memory to the device's, past what the copy engine has to do (kernels/upload.cuh).
 bool may_upload(const void* to, const void* from, int64_t bytes);
 int32_t launch_upload(void* to, const void* from, int64_t bytes, const LaunchOn& on, DeviceError* error);
-// Whether attention may run beside the append, which has an epoch then. Kernels for that are for compute capability 9.0.
+// Whether attention may run beside the append: it has an epoch, the device runs code for 9.0, no rows are rotated, the layer
+// keeps no hidden states, the call names no keys, K is not f32 (no kernel for f32 runs beside an append), and there are few
+// rows: up to 128 KiB of K and V of up to 512 tokens where they are copied as they are, else up to 64 rows of q, K and V.
 bool runs_beside(const DeviceAppend& call, int32_t capability);
 // How many multiprocessors such an append takes.
 int32_t append_blocks(const DeviceAppend& call);
-// Where it says that the window has its rows.
+// The word in which such an append writes its epoch once the window has its rows.
 const int64_t* rows_written(const DeviceExchange& exchange);
 int32_t launch_append(const DeviceAppend& call, const LaunchOn& on, DeviceError* error);
 int32_t launch_accumulate(const DeviceAccumulate& call, const LaunchOn& on, DeviceError* error);

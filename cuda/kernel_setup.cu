@@ -66,7 +66,7 @@ DecodeCall describe_call(const DeviceAttend& call, bool is_narrow, const DeviceL
   to.group_size = layer.group_size;
   to.n_q_parts = count_q_parts(call.q.dtype, is_narrow);
   to.lists = call.lists;
-  if (call.append != nullptr && runs_beside(*call.append, limits.capability)) {
+  if (call.append != nullptr && runs_beside(*call.append, limits.code)) {
     to.rows_written = rows_written(call.append->exchange);
     to.epoch = call.append->epoch;
   }
@@ -74,7 +74,7 @@ DecodeCall describe_call(const DeviceAttend& call, bool is_narrow, const DeviceL
 }
 
 int32_t left_to_append(const DeviceAttend& call, const DeviceLimits& limits) {
-  return call.append != nullptr && runs_beside(*call.append, limits.capability) ? append_blocks(*call.append) : 0;
+  return call.append != nullptr && runs_beside(*call.append, limits.code) ? append_blocks(*call.append) : 0;
 }
 
 int32_t set_up_kernel(const KernelNeeds& needs, const DeviceLimits& limits, int32_t* n_fit, DeviceError* error) {

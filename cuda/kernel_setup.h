@@ -8,10 +8,11 @@
 namespace tandem::cuda {
 
 struct DeviceLimits {
-  int32_t capability = 0;  // 90 is 9.0
+  int32_t capability = 0;  // of the device: 90 is 9.0
   int32_t n_multiprocessors = 0;
   int32_t shared_of_block = 0, shared_of_multiprocessor = 0;  // bytes
   int32_t most_size = 0;                                      // of kernels that come in sizes (kernels/shared_sizes.cuh)
+  int32_t code = 0;  // the compute capability of the code that the device runs, which may be older than the device
 
   // Blocks on a multiprocessor, as far as shared memory goes; the system keeps 1 KiB of each.
   int32_t most_blocks(int32_t shared_bytes) const;

@@ -58,7 +58,8 @@ int32_t count_clusters_beside(const PrefillKernel& kernel, int32_t size, int32_t
          (kOfGroup / size - (kOfGroup - n_left) / size);
 }
 
-// Blocks of an item's keys, and how many of them are a cluster; with shares (PrefillCall::n_shares) a cluster at least.
+// n: blocks of an item. of_cluster: blocks of a cluster. n_shares above 0: items get clusters by length (PrefillCall), and n
+// is not used.
 struct Splits {
   int32_t n = 1, of_cluster = 1, n_shares = 0;
 
@@ -98,7 +99,8 @@ const PrefillKernel* PrefillLauncher::find(const PrefillNeeds& needs) const {
     for (; kernel->function != nullptr; ++kernel) {
       if (!serves(*kernel, layer)) continue;
       if (has_tiles ? !kernel->takes_tiles : !kernel->takes_dense) continue;
-      if (kernel->is_sm90 && (limits_.capability != 90 || kernel->shared_bytes > limits_.shared_of_block)) continue;
+      const bool has_90 = limits_.capability == 90 && limits_.code == 90;
+      if (kernel->is_sm90 && (!has_90 || kernel->shared_bytes > limits_.shared_of_block)) continue;
       if (kernel->of_multiprocessor > limits_.most_size) continue;
       if (!kernel->takes_caps && layer.soft_cap > 0.0f) continue;
       if (kernel->copies_q && (q.dtype != layer.k_type || !is_of_pieces(q))) continue;
@@ -142,8 +144,8 @@ int64_t PrefillLauncher::counters_bytes(const DeviceAttend& call) const {
   for (const PrefillKernel* kernel : kPairs)
     for (; kernel->function != nullptr; ++kernel)
       if (serves(*kernel, *call.layer)) n_items = std::max(n_items, max_items(call, *kernel));
-  // Clusters that leave states have a count for each of their blocks. Shares are rounded up from 1.25: of clusters that are
-  // divided by length there are up to 1.6 times as many as run at once.
+  // Clusters that leave states have a count for each of their blocks. Shares are rounded up from 1.25 to 2,
+  // so of clusters that are divided by length there are up to 1.6 times as many as run at once.
   return std::max(n_items, 2 * int64_t{limits_.n_multiprocessors}) * 4;
 }
 

@@ -39,7 +39,7 @@ enum class Rotates { kNothing, kByPosition, kHadamard };
 
 // A row, where it is from and where its sequence is.
 struct NewRow {
-  int sequence_idx;  // -1: nobody wants it, as in replays with fewer tokens
+  int sequence_idx;  // -1: the row goes nowhere, as in a replay with fewer tokens
   int token;         // of the call
   int head;
   bool is_query, is_hidden;
@@ -79,7 +79,7 @@ __device__ inline bool has_host_part(const DeviceSequences& sequences) {
 struct RowLine {
   int n_front, n_skipped, per_token;
 
-  // Of all rows that somebody wants.
+  // Of all rows, without queries where the host wants none.
   template <Rotates kRotates>
   __device__ static RowLine of_all(const AppendCall& call) {
     const int n_skipped = wants_queries<kRotates>(call) ? 0 : n_queries(call);

@@ -15,7 +15,7 @@ namespace tandem::cuda {
 struct TokenPlace {
   int64_t page;          // bytes from the page called 0
   int32_t slot_in_page;  // -1: the token is not resident
-  int32_t sequence_idx;  // -1: nobody wants it, as in replays with fewer tokens
+  int32_t sequence_idx;  // -1: the token belongs to no sequence, as in a replay with fewer tokens
 };
 
 __device__ inline TokenPlace place_token(const AppendCall& call, int token) {
@@ -37,14 +37,14 @@ __device__ inline TokenPlace place_token(const AppendCall& call, int token) {
 }
 
 // Sixteen bytes of a row of K or V: where they are, and where they go.
-struct Unit {
+struct CopiedUnit {
   const std::byte* from = nullptr;
   std::byte* to = nullptr;  // null: nowhere
   int32_t type = 0;
 };
 
 // slot: null for the window.
-__device__ inline Unit find_unit(const AppendCall& call, const TokenPlace* places, std::byte* slot, int unit) {
+__device__ inline CopiedUnit find_copied_unit(const AppendCall& call, const TokenPlace* places, std::byte* slot, int unit) {
   const DeviceAppend& append = call.append;
   const int k_units = static_cast<int>(call.row_bytes[kPlaneK]) / 16,
             v_units = static_cast<int>(call.row_bytes[kPlaneV]) / 16;
@@ -56,7 +56,7 @@ __device__ inline Unit find_unit(const AppendCall& call, const TokenPlace* place
   const int head = divide(in_plane, of_row), piece = in_plane - head * of_row, p = is_v ? kPlaneV : kPlaneK;
   const DeviceRows& rows = is_v ? append.v : append.k;
   const TokenPlace place = places[token];
-  Unit found;
+  CopiedUnit found;
   found.type = rows.dtype;
   found.from = static_cast<const std::byte*>(rows.data) +
                (token * rows.token_stride + head * rows.head_stride) * number_bytes(rows.dtype) + 16 * piece;
@@ -77,11 +77,11 @@ __device__ inline void copy_units(const AppendCall& call, const TokenPlace* plac
   const int n_units = call.append.n_tokens * of_token;
 #pragma unroll 1
   for (int first = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x); first < n_units; first += kAtOnce * step) {
-    Unit units[kAtOnce];
+    CopiedUnit units[kAtOnce];
     uint4 found[kAtOnce];
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      units[i] = find_unit(call, places, slot, first + i * step);
+      units[i] = find_copied_unit(call, places, slot, first + i * step);
       if (units[i].to != nullptr) found[i] = *reinterpret_cast<const uint4*>(units[i].from);
     }
 #pragma unroll

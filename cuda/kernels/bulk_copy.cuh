@@ -73,14 +73,14 @@ __device__ inline bool is_elected() {
 }
 
 // What a call reads once leaves the cache of the second level first. What stays there is what all calls read: their code, to
-// begin with, which would come from memory else, line by line.
+// begin with. Otherwise each line of it comes from memory again.
 __device__ inline uint64_t streaming_policy() {
   uint64_t policy;
   asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;\n" : "=l"(policy));
   return policy;
 }
 // For rows that other blocks read as well.
-__device__ inline uint64_t shared_policy() {
+__device__ inline uint64_t reused_policy() {
   uint64_t policy;
   asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;\n" : "=l"(policy));
   return policy;

@@ -320,7 +320,7 @@ __device__ void attend_piece(const DecodeCall& call, const KeyMaps& maps, const 
 
 // What the block will ask for first of a piece, into the cache of the second level, while the kernel before still ends:
 // whatever that writes to the same lines is written there. Sequences and page tables are not written by kernels
-// (lib/tables/device.h); where key lists are, nobody looks at them before that kernel has ended.
+// (lib/tables/device.h); where kernels write key lists, the caller has waited already.
 template <class Shape>
 __device__ void prefetch_piece(const DecodeCall& call, const Piece& piece) {
   const int warp = static_cast<int>(threadIdx.x / 32);
@@ -389,7 +389,7 @@ __device__ __forceinline__ void decode(const DecodeCall& call, const KeyMaps& ma
     __syncthreads();
     at = share.is_by_item ? end : at + n_units;
   }
-  if (!has_waited) wait_for_rows(call);  // nobody behind may begin before the kernel before has ended
+  if (!has_waited) wait_for_rows(call);  // a block without work waits, too: the next kernel waits for this one only
   wait_for_append(call);
 #endif
 }

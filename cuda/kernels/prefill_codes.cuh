@@ -125,8 +125,8 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) prefill_codes_kernel(const
     state.clear();
     attend_tiles<Shape>(call, item, q, barriers, scale, state);
     finish_group<Shape>(call, item, state, aligned);
+    wait_for_append(call);  // not the other warps: those that have ended do not hold up the barriers of a cluster
   }
-  wait_for_append(call);
 #endif
 }
 

@@ -146,6 +146,7 @@ struct MergedRow {
   // Row r into the output, or to a state in the workspace.
   __device__ void write(const PrefillCall& call, const Piece& piece, const DeviceOutput& out, int r) const {
     const JoinedEnd end = join_row(call, piece, r, m, l, Shape::Number::kShift);
+    __syncwarp(Row::kLanes == 32 ? ~0u : 0xffffu << 16 * Row::of_warp());  // all have read what one lane is about to write
     row.write(call, out.o, end, place_row(call, piece, out, r, Shape::kVDim));
     if (Row::lane() == 0) write_lse(call, piece, out, r, end.own.lse);
   }

@@ -485,7 +485,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   __syncthreads();
   if (threadIdx.x >= 256) {
     give_registers<40>();
-    const uint64_t policy = are_streamed<Shape>(call, item) ? streaming_policy() : shared_policy();
+    const uint64_t policy = are_streamed<Shape>(call, item) ? streaming_policy() : reused_policy();
     TileBringer<Shape>{call, item, &map, q + Shape::kQBytes, barriers, policy}.bring_all();
   } else {
     take_registers<232>();
@@ -494,8 +494,8 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     state.clear();
     attend_tiles<Shape>(call, item, q, barriers, {logit_scale(call), logit_scale(call)}, state);
     finish_group<Shape>(call, item, state, aligned);
+    wait_for_append(call);  // not the other warps: those that have ended do not hold up the barriers of a cluster
   }
-  wait_for_append(call);
 #endif
 }
 

@@ -11,10 +11,10 @@
 //
 // Where items are fewer than the blocks that run at once, an item's keys are split evenly among n_splits blocks. Each leaves
 // a state, and the block that comes last merges them, in the order of the keys.
-//
-// Kernels for 9.0 share out sequences of unlike lengths by length: an item has as many clusters of blocks as its keys are of
-// the n_shares-th part of all keys, one at least. The items that have one come first in the grid. Most of them are short,
-// and their multiprocessors are soon free for the others, as a grid may have more blocks than run at once.
+// Kernels for 9.0 share out sequences of unlike lengths by length. All keys are divided into n_shares equal shares, and an
+// item gets a cluster of blocks for each share that its keys fill, one at least. The items with one cluster come first in
+// the grid. Most of them are short, and their multiprocessors are soon free for the others, as a grid may have more blocks
+// than run at once.
 #pragma once
 
 #include "cuda/kernels/cluster.cuh"
@@ -69,7 +69,8 @@ struct SequenceShare {
     share.n_items = share.row_tiles * call.n_kv_heads;
     return share;
   }
-  // Clusters of an item. Blocks alone have room for n_shares states in the workspace, so these are never rounded up.
+  // Clusters of an item. Shares are rounded up from a quarter on. Those of blocks without clusters are rounded down, as the
+  // workspace has room for n_shares states then; 0.001 is for the error of the division.
   __device__ int of_item(float shares_of_tile, int n_blocks) const {
     const float share = static_cast<float>(key_tiles) * shares_of_tile + (n_blocks > 1 ? 0.75f : 0.001f);
     return max(1, min(static_cast<int>(share), (key_tiles + n_blocks - 1) / n_blocks));

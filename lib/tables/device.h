@@ -200,9 +200,9 @@ struct DeviceAppend {
   int32_t leaves_room = 0;  // for calls that run beside it. 1: it takes an eighth of the device, 2: as little as it can
   int32_t reserved = 0;
   DeviceIndices idx;  // handed over as they are
-  // Not 0: the window gets its rows before the slot does, and is told to have them by this number, which no other such call
-  // of the exchange has, so that attend() may run beside it (DeviceAttend::append). merge() follows them. Replays of one
-  // call have the same.
+  // Not 0: the module may write the window's rows before the slot's and say so by this number, which no other such call of
+  // the exchange has, so that attend() runs beside it (DeviceAttend::append). merge() follows them. Replays of one call have
+  // the same.
   int64_t epoch = 0;
 };
 
@@ -262,8 +262,9 @@ struct DeviceAttend {
   // Where the rows of sequences without a host part go, instead of o and lse: merge() has nothing to do for these then
   // (DeviceMerge::leaves_finished). o.data null: there is no such place. before_o is null then.
   DeviceOutput finished;
-  // The append() before it on the stream, where that has an epoch: attention may begin once the window has the rows, while
-  // these are still being handed over. Null: it begins when all before it has ended.
+  // The append() before it on the stream, where that has an epoch: where the module writes the window's rows first,
+  // attention begins once the window has them, while they are still being handed over. Null: it begins when all before it
+  // has ended.
   const DeviceAppend* append = nullptr;
 };
 

@@ -92,8 +92,9 @@ constexpr int32_t tile_words(int32_t group_size, int32_t classes_by) {
   return ((kTileRows - n_split + group_size - 1) / group_size + n_split + 31) / 32;
 }
 
-// The tiles of a call, in device memory: as sequences do, they may change between the replays of a graph. A list does not
-// express causality or a sliding window, as above.
+// The tiles of a call, in device memory: as sequences do, they may change between the replays of a graph. Copies write
+// `lists`, not kernels: a call may read them before the kernel before it has ended. A list does not express causality or a
+// sliding window, as above.
 struct DeviceTileLists {
   // List t of head h of sequence s, of the rows from kTileRows t on, is lists[s * per_sequence + h * per_head + t]. Null:
   // the call has no tiles.
