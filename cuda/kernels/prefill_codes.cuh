@@ -29,6 +29,7 @@ struct CodesShape : GroupsShape<kDim_, Tile::kKeys, Tile::kKParts, Tile::kStages
   using V = V_;
   using Number = Half;  // of all that is multiplied
   static constexpr bool kFencesTiles = true;
+  static constexpr float kTilesOfMerge = kTilesOfMerge128 / 2;  // a tile takes up to twice as long as it does of 16 bits
   static constexpr int kUnitKeys = CodesShape::kTileKeys < 64 ? CodesShape::kTileKeys : 64;
   static constexpr int kConverters = Tile::kConverters, kThreads = 256 + 128 * kConverters;
   // Registers of a thread that multiplies and of one that converts: more than a block begins with, and it waits for ever.

@@ -44,6 +44,7 @@ struct GroupsShape {
   static constexpr int kBlocks = 1;
   static constexpr int kStatesAtOnce = 8;  // that a warp loads of a row when it merges
   static constexpr bool kSharesByLength = true;
+  static constexpr float kTilesOfMerge = kRows == 64 ? kTilesOfMerge64 : kTilesOfMerge128;  // keep_needed_clusters()
   static constexpr bool kFencesTiles = false;  // the warps that multiply fence arrived tiles; else the warps that bring them
   static constexpr int kSyncAll = 1, kTurn = 2, kOwn = 4;  // barriers; of the last two each warpgroup has one
   __device__ static constexpr bool has_tiles(const PrefillCall&) { return false; }

@@ -147,6 +147,29 @@ void unlike_lengths(void**) {
     }
 }
 
+// Items use one of their clusters or all of them, as they have few tiles of keys or many: items of one sequence and of
+// several, and lengths that change between calls of one launch. Those of the first sequence are where that turns on an H100:
+// twice for numbers of 16 bits, then for 4 bits and e4m3, and for 8 bits.
+void one_cluster_or_all(void**) {
+  const std::vector<WindowSequence> batches[] = {
+      {{0, 5504, 260}}, {{0, 3968, 40}}, {{0, 9000, 40}, {5, 3000, 33}, {0, 100, 3}}};
+  uint64_t seed = 1;
+  for (const TypePair types : pairs)
+    for (const std::vector<WindowSequence>& sequences : batches) {
+      WindowOptions options = tandem::test::options_of(types, 1, 64, 1, sequences);
+      options.q_type = types.k == TANDEM_F16 ? TANDEM_F16 : TANDEM_BF16;
+      if (seed % 2 == 0) options.layer.sinks = {0.5f};
+      options.seed = seed++;
+      WindowCase c(*device, options);
+      for (const int64_t n_fewer : {0, 256, 2432, 1472}) {
+        c.shorten(n_fewer);
+        assert_right(c, options);
+      }
+      options.layer.sliding_window = 2500;
+      assert_right_twice(options);
+    }
+}
+
 void sliding_windows_soft_caps_and_sinks(void**) {
   for (const TypePair types : pairs)
     for (const int64_t window : {1, 16, 100, 700})
@@ -487,6 +510,7 @@ int main(int argc, char** argv) {
       cmocka_unit_test(lengths_and_begins),
       cmocka_unit_test(ragged_batches),
       cmocka_unit_test(unlike_lengths),
+      cmocka_unit_test(one_cluster_or_all),
       cmocka_unit_test(sliding_windows_soft_caps_and_sinks),
       cmocka_unit_test(lists_of_ranges),
       cmocka_unit_test(granules_are_refused),
