@@ -10,6 +10,7 @@
 #include "cuda/kernels/shared_sizes.cuh"
 #include "cuda/rebuild.h"
 #include "cuda/row_batch.h"
+#include "cuda/search.h"
 
 namespace tandem::cuda {
 namespace {
@@ -107,6 +108,7 @@ int32_t open(int32_t device_idx, void** self, DeviceError* error) {
   DeviceLimits limits;
   if (const int32_t code = find_limits(device_idx, info, &limits, error); code != TANDEM_OK) return code;
   if (const int32_t code = load_exchange_kernels(error); code != TANDEM_OK) return code;
+  if (const int32_t code = load_search_kernels(error); code != TANDEM_OK) return code;
   auto* device = new (std::nothrow) Device{device_idx, info.n_multiprocessors, limits.code, AttendLauncher(limits)};
   if (device == nullptr) return fail(error, TANDEM_ERROR_OUT_OF_MEMORY, 0, "", "no memory for a device");
   if (const int32_t code = make_pulse(device, error); code != TANDEM_OK) {
@@ -352,6 +354,22 @@ int32_t rebuild(void* self, const DeviceRebuild* call, void* stream, DeviceError
   return device_of(self).rebuilder.launch(*call, on_stream(self, stream), error);
 }
 
+int32_t bound_chunks(void* self, const DeviceBoundChunks* call, void* stream, DeviceError* error) {
+  const OnDevice on(device_of(self).idx);
+  TANDEM_CUDA_TRY(on.result(), error);
+  return launch_bound_chunks(*call, on_stream(self, stream), error);
+}
+
+int64_t search_bytes(void* self, const DeviceSearch* call) {
+  return search_workspace_bytes(*call, device_of(self).n_multiprocessors);
+}
+
+int32_t search(void* self, const DeviceSearch* call, void* stream, DeviceError* error) {
+  const OnDevice on(device_of(self).idx);
+  TANDEM_CUDA_TRY(on.result(), error);
+  return launch_search(*call, on_stream(self, stream), error);
+}
+
 constexpr DeviceTable kTable = {
     kDeviceAbi,
     sizeof(DeviceTable),
@@ -390,6 +408,9 @@ constexpr DeviceTable kTable = {
     rebuild_bytes,
     rebuild,
     name_keys,
+    bound_chunks,
+    search_bytes,
+    search,
 };
 
 }  // namespace

@@ -248,7 +248,8 @@ int32_t launch_merge(const DeviceMerge& call, const LaunchOn& on, DeviceError* e
   if (const int32_t code = check_rows(call.o_out, "o", error); code != TANDEM_OK) return code;
   if (const int32_t code = check_exchange(call.exchange, error); code != TANDEM_OK) return code;
   if (call.n_tokens == 0) return TANDEM_OK;
-  const MergeCall described = {call, layer.n_q_heads, layer.group_size, layer.v_head_dim};
+  const bool waits = call.append != nullptr && runs_beside(*call.append, on.capability);
+  const MergeCall described = {call, layer.n_q_heads, layer.group_size, layer.v_head_dim, waits ? call.append->epoch : 0};
   const int32_t n_heads_blocks = (layer.n_q_heads + kMergeWarps - 1) / kMergeWarps;
   return launch_kernel(merge_kernel, dim3(static_cast<unsigned>(call.n_tokens), static_cast<unsigned>(n_heads_blocks)),
                        kMergeWarps, described, on, error);

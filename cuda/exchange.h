@@ -18,7 +18,8 @@ struct LaunchOn {
   cudaStream_t stream = nullptr;
   int32_t capability = 0;  // of the code that the device runs: 90 is 9.0
   int32_t n_multiprocessors = 0;
-  int32_t of_cluster = 1;  // blocks
+  int32_t of_cluster = 1;    // blocks
+  int32_t shared_bytes = 0;  // of a block: dynamic
 };
 // A little from pinned memory to the device's, past what the copy engine has to do (kernels/upload.cuh).
 bool may_upload(const void* to, const void* from, int64_t bytes);
@@ -55,6 +56,7 @@ int32_t launch_kernel(void (*kernel)(Call), dim3 n_blocks, int n_warps, const Ca
   cudaLaunchConfig_t config = {};
   config.gridDim = n_blocks;
   config.blockDim = dim3(32 * static_cast<unsigned>(n_warps));
+  config.dynamicSmemBytes = static_cast<size_t>(on.shared_bytes);
   config.stream = on.stream;
   config.attrs = attributes;
   config.numAttrs = on.capability < 90 ? 0 : on.of_cluster > 1 ? 2 : 1;

@@ -34,7 +34,8 @@ struct AppendCall {
 struct MergeCall {
   DeviceMerge merge;
   int32_t n_q_heads, group_size;
-  int32_t dim;  // of V
+  int32_t dim;         // of V
+  int64_t sent_epoch;  // of an append whose end is waited for; 0: it is not
 };
 
 struct AccumulateCall {

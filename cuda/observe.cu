@@ -32,12 +32,6 @@ constexpr struct {
 #undef TANDEM_OBSERVE_CHUNKS
 };
 
-// bf16 whose every eight numbers begin at a multiple of 16 bytes.
-bool is_plain(const DeviceRows& q, int32_t dim) {
-  return q.dtype == TANDEM_BF16 && dim % kEight == 0 && reinterpret_cast<uintptr_t>(q.data) % 16 == 0 &&
-         q.token_stride % kEight == 0 && q.head_stride % kEight == 0;
-}
-
 // layer: as windows have it.
 ObserveKernel find_kernel(const Layer& layer, const DeviceRows& q) {
   for (const auto& of_type : kKernels)

@@ -336,7 +336,7 @@ __global__ void __launch_bounds__(32 * (kWindowFirst ? kAppendBesideWarps : kApp
   constexpr WritesTo kTo = kWindowFirst ? WritesTo::kSlot : WritesTo::kBoth;
   store_rows<kRotates, kTo, kWindowFirst>(call, keys, row, slot, room);
   if constexpr (kWindowFirst) store_rows<kRotates, kTo, true>(call, others, other, slot, room);
-  if (takes_ticket) hand_over(exchange, ticket);
+  if (takes_ticket) hand_over(exchange, ticket, call.append.epoch);
 }
 
 }  // namespace tandem::cuda

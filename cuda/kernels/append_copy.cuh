@@ -137,7 +137,7 @@ __global__ void __launch_bounds__(32 * kAppendBesideWarps) append_copy_kernel(co
   }
   if (blockIdx.x == 0 && threadIdx.x == 0) store_header(call, ticket, slot);
   if (has_host) send_queries(call, places, slot);
-  hand_over(exchange, ticket);
+  hand_over(exchange, ticket, call.append.epoch);
 }
 
 }  // namespace tandem::cuda

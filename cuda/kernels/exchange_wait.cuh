@@ -33,6 +33,7 @@ enum ExchangeWord : int32_t {
   kBadIndices,      // indices told to the host as wrong, or about to be
   kRowsWritten,     // the epoch of the append whose rows the window has, until a merge behind it; or 0
   kBlocksWritten,   // of an append with an epoch
+  kRowsSent,        // the epoch of the append that has handed over, until a merge behind it; or 0
 };
 
 using Word = unsigned long long;  // what atomic operations take
@@ -173,8 +174,8 @@ __device__ inline void say_rows_written(const DeviceExchange& exchange, int64_t 
   *reinterpret_cast<volatile Word*>(word(exchange, kRowsWritten)) = static_cast<Word>(epoch);
 }
 
-// Of every thread of every block of an append, behind its writes: the last block hands over.
-__device__ inline void hand_over(const DeviceExchange& exchange, Word ticket) {
+// Of every thread of every block of an append, behind its writes: the last block hands over, and says so by the epoch.
+__device__ inline void hand_over(const DeviceExchange& exchange, Word ticket, int64_t epoch) {
   __syncthreads();
   if (threadIdx.x != 0) return;
   if (gridDim.x > 1) {
@@ -186,6 +187,12 @@ __device__ inline void hand_over(const DeviceExchange& exchange, Word ticket) {
   *word(exchange, kNextTicket) = ticket + 1;
   fence_system();
   store_system(&exchange.flags->arrived, ticket + 1);
+  *reinterpret_cast<volatile Word*>(word(exchange, kRowsSent)) = static_cast<Word>(epoch);
+}
+
+// Of one thread: until the append with the epoch has handed over, or has given up.
+__device__ inline void wait_until_sent(const DeviceExchange& exchange, int64_t epoch) {
+  while (load_acquire(word(exchange, kRowsSent)) != static_cast<Word>(epoch) && !is_faulty(exchange)) __nanosleep(50);
 }
 
 // Of an observe, whose blocks count themselves behind a fence: the host may read what they wrote, in the slot and in the

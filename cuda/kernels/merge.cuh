@@ -123,7 +123,10 @@ __global__ void __launch_bounds__(32 * kMergeWarps) merge_kernel(const __grid_co
                     is_first_to_wait(call.merge.sequences, sequence_idx);
   wait_for_before();
   // A replay of this layer has the same epoch, and its attention would take the old word for its own append's.
-  if (token == 0 && blockIdx.y == 0 && threadIdx.x == 0) *word(exchange, kRowsWritten) = 0;
+  if (token == 0 && blockIdx.y == 0 && threadIdx.x == 0) {
+    if (call.sent_epoch != 0) wait_until_sent(exchange, call.sent_epoch);
+    *word(exchange, kRowsWritten) = *word(exchange, kRowsSent) = 0;
+  }
   if (sequence_idx < 0) return;  // in replays with fewer tokens
   if (!has_host_part && call.merge.leaves_finished != 0) return;
   const Standing standing = load_standing(exchange);

@@ -5,13 +5,12 @@
 //             |xxxxxxxx|    |xxxx|     |xx|  |xxxx|          [range_begin .. end)
 //             granules      granules                         the list's range
 //
-// Without plus_window there are neither sinks nor a range. An item is a granule of a unit or, of units that are smaller than
-// a granule, a unit: the first of a granule's units writes it for all of them. A prefix sum over the block says where.
+// Without plus_window there are neither sinks nor a range.
 #pragma once
 
 #include "cuda/exchange_call.h"
-#include "cuda/kernels/decode_work.cuh"
 #include "cuda/kernels/exchange_wait.cuh"
+#include "cuda/kernels/list_granules.cuh"
 
 namespace tandem::cuda {
 
@@ -64,46 +63,6 @@ __device__ inline void report_bad_index(const DeviceNamedKeys& call, const Devic
   store_system(&bad->n_told, static_cast<uint32_t>(n_taken) + 1);
 }
 
-// Where the block's threads that have something to write put it, behind *n. All threads take part.
-__device__ inline int place_in_block(bool has_any, int (&of_warps)[kNameWarps], int* n) {
-  const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
-  const unsigned in_warp = __ballot_sync(~0u, has_any);
-  __syncthreads();
-  if (lane == 0) of_warps[warp] = __popc(in_warp);
-  __syncthreads();
-  int before = *n, total = 0;
-#pragma unroll
-  for (int w = 0; w < kNameWarps; ++w) {
-    if (w < warp) before += of_warps[w];
-    total += of_warps[w];
-  }
-  *n += total;
-  return before + __popc(in_warp & ((1u << lane) - 1));
-}
-
-// The granule of an item, its bits in [begin, end); no bits where another item writes it.
-__device__ inline KeyGranule find_granule(const DeviceIndices& idx, const NamingQuery& query, int item, int64_t begin,
-                                          int64_t end) {
-  constexpr int kGranuleShift = 3;
-  static_assert(1 << kGranuleShift == kGranuleKeys);
-  const int shift = idx.unit_shift;
-  if (shift >= kGranuleShift) {
-    const int in_unit = shift - kGranuleShift, unit = query.idx[item >> in_unit];
-    const int64_t token = (int64_t{unit} << shift) + (item & ((1 << in_unit) - 1)) * kGranuleKeys;
-    if (unit < 0 || token >= end) return {};
-    return {static_cast<int32_t>(token), granule_bits(token, begin, end), 0};
-  }
-  const int to_granule = kGranuleShift - shift, unit = query.idx[item];
-  if (unit < 0 || int64_t{unit} << shift >= end) return {};
-  const int granule = unit >> to_granule;
-  if (item > 0 && query.idx[item - 1] >> to_granule == granule) return {};
-  uint32_t bits = 0;
-  for (int i = item; i < idx.n_idx && query.idx[i] >> to_granule == granule; ++i)
-    bits |= ((1u << (1 << shift)) - 1) << ((query.idx[i] << shift) & (kGranuleKeys - 1));
-  const int64_t token = int64_t{granule} * kGranuleKeys;
-  return {static_cast<int32_t>(token), bits & granule_bits(token, begin, end), 0};
-}
-
 __global__ void __launch_bounds__(32 * kNameWarps) name_keys_kernel(const __grid_constant__ DeviceNamedKeys call) {
   __shared__ int of_warps[kNameWarps];
   __shared__ int first_bad;
@@ -134,12 +93,13 @@ __global__ void __launch_bounds__(32 * kNameWarps) name_keys_kernel(const __grid
   __syncthreads();
   int n = n_sinks;
   const int64_t shared_token = n_sinks > 0 ? first_sink + int64_t{n_sinks - 1} * kGranuleKeys : -1;
-  const int in_unit = max(call.idx.unit_shift - 3, 0), n_items = call.idx.n_idx << in_unit;
+  const NamedUnits units = {query.idx, call.idx.n_idx, call.idx.unit_shift};
+  const int in_unit = max(call.idx.unit_shift - NamedUnits::kGranuleShift, 0), n_items = units.n_items();
   for (int first = 0; first < n_items; first += 32 * kNameWarps) {
     const int item = first + thread;
     KeyGranule granule = {};
     if (item < n_items) {
-      granule = find_granule(call.idx, query, item, query.sink_end, query.range_begin);
+      granule = find_granule(units, item, query.sink_end, query.range_begin);
       const bool leads = (item & ((1 << in_unit) - 1)) == 0;
       if (leads && is_bad_index(call.idx, query, item >> in_unit)) atomicMin(&first_bad, item >> in_unit);
     }

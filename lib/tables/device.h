@@ -30,6 +30,7 @@
 #include "lib/model/layer.h"
 #include "lib/tables/key_list.h"
 #include "lib/tables/planes.h"
+#include "lib/tables/search.h"
 
 namespace tandem {
 
@@ -41,7 +42,7 @@ namespace tandem {
 // makes rows of K and V of them as they would lie in pages, and these are attended like any others.
 
 // Changes with every struct here and with Layer, unless they only grow at the end and say how far they are filled.
-inline constexpr uint32_t kDeviceAbi = 12;
+inline constexpr uint32_t kDeviceAbi = 13;
 inline constexpr char kDeviceEntry[] = "tandem_device_module";
 
 // Why a call failed; code is a TANDEM_ERROR_*, underlying the driver's.
@@ -103,6 +104,11 @@ struct DeviceSequence {
   int32_t wants_lse = 0;      // of the merged states, where there is a host part: in the slot
   int64_t position = 0;       // of the first query; those of the others follow
   int64_t n_after = 0;        // in attend(), of a piece: tokens behind its keys, up to the last query; else 0
+  // Of search() and bound_chunks() (lib/tables/search.h), 0 in other calls.
+  std::byte* kept_lists = nullptr;  // where the lists of the sequence in this layer are, in device memory
+  int64_t bounded = 0;              // tokens [0, bounded): the chunks in there have bounds
+  uint32_t kept_mark = 0;           // lists that were made under another mark are not there any more; never 0
+  int32_t first_list = 0;           // of a block: attend()'s first sequence that has its list
 };
 
 // The sequences of a call, in device memory: they change between the replays of a graph. Copies write them and the page
@@ -228,6 +234,52 @@ struct DeviceNamedKeys {
   int64_t* state = nullptr;  // of the exchange
 };
 
+// Bounds of the chunks that are complete, and have none: in each sequence, and for each of these lengths, of the chunks
+// whose last tokens are in [bounded, end).
+struct DeviceBoundChunks {
+  const Layer* layer = nullptr;  // as attend() has it
+  DevicePages pages;
+  DeviceSequences sequences;
+  DeviceBounds bounds[kMostSearchStages];
+  int32_t n_bounds = 0;
+  int32_t reserved = 0;
+};
+
+// A search for the chunks that query blocks attend: lib/tables/search.h says what it finds. It is one stage after another on
+// the stream, and writes a key list of each block and list for attend().
+//
+// The key list of a block names, below window_begin = max(p0 + 1 - window_len, 0): the tokens of the sinks [0, sink_len) and
+// of the chunks that the last stage has kept; its range begins at window_begin. Tokens of kept chunks in the window are in
+// the range, once. Where no stage is there, the range begins at 0 and the list names nothing else.
+struct DeviceSearch {
+  const Layer* layer = nullptr;  // as attend() has it
+  DevicePages pages;
+  DeviceSequences sequences;  // the query blocks. Those without queries are left out
+  DeviceRows q;               // as attend() has it
+  DeviceSearchStage stages[kMostSearchStages];
+  DeviceBounds bounds[kMostSearchStages];
+  int32_t n_stages = 0, n_bounds = 0;
+  int64_t sink_len = 0, window_len = 0;
+  int32_t shares_lists = 0;
+  // 1: blocks have one query each, and lists are kept from call to call. A stage runs again where its interval has passed
+  // since it ran (p0 - ran_at >= interval), the stage before it runs, its list has another mark, or other stages were there
+  // then; else its list stays as it is. Candidates reach into the window by the overlap. The newest chunk of each length of
+  // `bounds` that is complete before p0 gets its bounds.
+  // 0: all stages run, and lists are of no use afterwards.
+  int32_t keeps_lists = 0;
+  void* workspace = nullptr;  // of search_bytes(), zeroed once, then for one search after another
+  int64_t most_keys = 0;      // tokens of a sequence, now and in every replay: what the work space has room for
+  // Out: key list l of block b, for attend()'s sequences first_list .. first_list + ceil(q_len / list_queries) - 1 of it, is
+  // keys[sequence * n_lists + l]. Granules of a block's list l: granules[(b * n_lists + l) * n_granules ..].
+  DeviceKeys* keys = nullptr;
+  KeyGranule* granules = nullptr;
+  int32_t n_granules = 0;    // that a list has room for
+  int32_t list_queries = 1;  // of the block, that each of attend()'s sequences has
+  // As DeviceAttend::append: the search begins once the window has the rows of this append. Neither it nor attend() waits
+  // for the append's end then, but merge() does (DeviceMerge::append).
+  const DeviceAppend* append = nullptr;
+};
+
 // Where rows of an output go: [n_tokens, n_q_heads, v_head_dim], and their lse with these strides, or null. The learned
 // sinks [n_q_heads], merged once, where these are the last keys there are; null: none.
 struct DeviceOutput {
@@ -284,6 +336,9 @@ struct DeviceMerge {
   int64_t lse_token_stride = 0, lse_head_stride = 0;
   const float* sinks = nullptr;  // [n_q_heads] in device memory, or null
   DeviceExchange exchange;
+  // An append that no kernel before this one has waited for the end of: it is waited for. Null: they have. No sequence has a
+  // host part then.
+  const DeviceAppend* append = nullptr;
 };
 
 // With w_i the weights of query i = 0 .. n - 1 of a sequence over its resident keys, exp(logit - lse), 0 for keys it does
@@ -402,6 +457,9 @@ struct DeviceTable {
   int64_t (*rebuild_bytes)(void* self, const Layer* layer, int64_t n_rows);  // of work space
   int32_t (*rebuild)(void* self, const DeviceRebuild* call, void* stream, DeviceError* error);
   int32_t (*name_keys)(void* self, const DeviceNamedKeys* call, void* stream, DeviceError* error);
+  int32_t (*bound_chunks)(void* self, const DeviceBoundChunks* call, void* stream, DeviceError* error);
+  int64_t (*search_bytes)(void* self, const DeviceSearch* call);  // of work space, for as many blocks and keys
+  int32_t (*search)(void* self, const DeviceSearch* call, void* stream, DeviceError* error);
 };
 
 // The symbol a module exports, named kDeviceEntry: its table where it serves this core's ABI number, else null.

@@ -8,7 +8,7 @@
 //   stand_in_stream.h      streams, graphs, the loss of the device
 //   stand_in_memory.h      whose memory is where
 //   stand_in_call.h        what calls have in common; stand_in_attend.cc, stand_in_exchange.cc, stand_in_observe.cc,
-//   stand_in_rebuild.cc: the calls; stand_in_sums.h: what they spend their time with
+//   stand_in_rebuild.cc, stand_in_search.cc: the calls; stand_in_sums.h: what they spend their time with
 #pragma once
 
 #include <atomic>
@@ -29,6 +29,7 @@ struct Counts {
   std::atomic<int64_t> n_copied{0}, copied_bytes{0};
   std::atomic<int64_t> n_waits{0};  // calls of wait()
   std::atomic<int64_t> n_appended{0}, n_attended{0}, n_merged{0}, n_observed{0}, n_named{0};
+  std::atomic<int64_t> n_bounded{0}, n_searched{0};
   std::atomic<int64_t> window_bytes{0};  // written to pages by append()
   std::atomic<int64_t> n_accumulated{0}, n_strided{0}, strided_bytes{0};
   std::atomic<int64_t> n_rebuilt{0}, n_rebuilt_rows{0};
@@ -67,6 +68,8 @@ enum Call : int32_t {
   kSupportsRebuild,
   kRebuild,
   kNameKeys,
+  kBoundChunks,
+  kSearch,
 };
 inline constexpr int64_t kLostUnderlying = 700, kCaptureUnderlying = 900, kInjectedUnderlying = 999;
 

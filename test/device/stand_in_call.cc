@@ -69,4 +69,15 @@ float* WindowRows::maw(int32_t head, int64_t token) const {
   return on_device(row + token % pages.page_len, 4, "a page's moving averages are no device memory");
 }
 
+void write_granules(const GranulePlace& to, const std::vector<int64_t>& tokens, DeviceKeys* keys) {
+  for (const int64_t token : tokens) {
+    const auto first = static_cast<int32_t>(token / kGranuleKeys * kGranuleKeys);
+    if (keys->n == 0 || to.granules[keys->n - 1].token != first) {
+      require(keys->n < to.n_granules, "a list has more granules than there is room for");
+      to.granules[keys->n++] = {first, 0, to.table[token / to.page_len % to.table_len]};
+    }
+    to.granules[keys->n - 1].keys |= 1u << (token - first);
+  }
+}
+
 }  // namespace stand_in

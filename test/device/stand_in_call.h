@@ -24,6 +24,8 @@ void check(const tandem::DeviceMerge& call);
 void check(const tandem::DeviceObserve& call);
 void check(const tandem::DeviceAccumulate& call);
 void check(const tandem::DeviceNamedKeys& call);
+void check(const tandem::DeviceBoundChunks& call);
+void check(const tandem::DeviceSearch& call);
 void check(const tandem::DeviceRebuild& call);
 bool perform(const tandem::DeviceAppend& call);
 bool perform(const tandem::DeviceAttend& call);
@@ -31,6 +33,8 @@ bool perform(const tandem::DeviceMerge& call);
 bool perform(const tandem::DeviceObserve& call);
 bool perform(const tandem::DeviceAccumulate& call);
 bool perform(const tandem::DeviceNamedKeys& call);
+bool perform(const tandem::DeviceBoundChunks& call);
+bool perform(const tandem::DeviceSearch& call);
 
 // A rebuild in two steps: what the products take, and the rows that come of it.
 using HiddenRows = std::vector<std::vector<double>>;
@@ -76,5 +80,15 @@ struct WindowRows {
   std::byte* row(tandem::Plane plane, int32_t kv_head, int64_t token) const;
   float* maw(int32_t head, int64_t token) const;
 };
+
+// Where the granules of a key list go, and where pages are.
+struct GranulePlace {
+  const int64_t* table;
+  int32_t table_len, page_len;
+  int32_t n_granules;  // of the list, that there is room for
+  tandem::KeyGranule* granules;
+};
+// Adds granules to a list, which has none yet. tokens: ascending.
+void write_granules(const GranulePlace& to, const std::vector<int64_t>& tokens, tandem::DeviceKeys* keys);
 
 }  // namespace stand_in

@@ -290,6 +290,16 @@ int32_t name_keys(void*, const DeviceNamedKeys* call, void* stream, DeviceError*
   });
 }
 
+int32_t bound_chunks(void*, const DeviceBoundChunks* call, void* stream, DeviceError* error) {
+  return submit(kBoundChunks, call, &counts.n_bounded, stream, error);
+}
+
+int64_t search_bytes(void*, const DeviceSearch*) { return kWorkspaceBytes; }
+
+int32_t search(void*, const DeviceSearch* call, void* stream, DeviceError* error) {
+  return submit(kSearch, call, &counts.n_searched, stream, error);
+}
+
 int32_t accumulate(void*, const DeviceAccumulate* call, void* stream, DeviceError* error) {
   return submit(kAccumulate, call, &counts.n_accumulated, stream, error);
 }
@@ -448,6 +458,9 @@ constexpr DeviceTable kTable = {
     rebuild_bytes,
     rebuild,
     name_keys,
+    bound_chunks,
+    search_bytes,
+    search,
 };
 
 void obey_memlock() { obeys_memlock = true; }

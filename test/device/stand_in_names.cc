@@ -58,19 +58,6 @@ std::vector<int64_t> find_tokens(const DeviceNamedKeys& call, const DeviceSequen
   return tokens;
 }
 
-void write_list(const DeviceNamedKeys& call, const DeviceSequence& query, const std::vector<int64_t>& tokens,
-                KeyGranule* granules, DeviceKeys* keys) {
-  const int64_t* table = call.sequences.page_tables + query.table_begin;
-  for (const int64_t token : tokens) {
-    const auto first = static_cast<int32_t>(token / kGranuleKeys * kGranuleKeys);
-    if (keys->n == 0 || granules[keys->n - 1].token != first) {
-      require(keys->n < call.n_granules, "a list has more granules than there is room for");
-      granules[keys->n++] = {first, 0, table[token / call.page_len % query.table_len]};
-    }
-    granules[keys->n - 1].keys |= 1u << (token - first);
-  }
-}
-
 }  // namespace
 
 void check(const DeviceNamedKeys& call) {
@@ -109,7 +96,8 @@ bool perform(const DeviceNamedKeys& call) {
       int64_t range_begin = 0;
       const std::vector<int64_t> tokens = find_tokens(call, query, row, &range_begin);
       keys.begin = static_cast<int32_t>(range_begin);
-      write_list(call, query, tokens, call.granules + keys.first, &keys);
+      const int64_t* table = call.sequences.page_tables + query.table_begin;
+      write_granules({table, query.table_len, call.page_len, call.n_granules, call.granules + keys.first}, tokens, &keys);
     }
   }
   return true;

@@ -1,0 +1,288 @@
+// SPDX-License-Identifier: MIT
+// The end of a stage, which the last block of a list does: it keeps the best candidates, and writes the key list of the last
+// stage.
+//
+// Scores become unsigned numbers that order as they do. Counts of their digits, from the highest on, say which number is the
+// last that is kept, and how many of those that are equal to it. Candidates are then taken in their order, so that of equal
+// ones the lower are kept, and the kept ones ascend.
+#pragma once
+
+#include "cuda/kernels/list_granules.cuh"
+#include "cuda/kernels/search_job.cuh"
+
+namespace tandem::cuda {
+
+static_assert(kSearchWarps == kNameWarps);  // of place_in_block()
+inline constexpr int kSearchThreads = 32 * kSearchWarps;
+inline constexpr int kDigitBits = 11, kBins = 1 << kDigitBits, kBinsOfThread = kBins / kSearchThreads;
+
+struct KeepRoom {
+  int bins[kBins];
+  int of_warps[2][kSearchWarps];
+  int digit, n_wanted;
+};
+
+// Orders as the float does, NaN above all others; -0 is +0.
+__device__ inline uint32_t ordered(float score) {
+  if (is_nan(score)) return UINT32_MAX;
+  const uint32_t bits = bits_of(score + 0.0f);
+  return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
+}
+
+// The sum of x over the threads before this one, and over all in *total.
+__device__ inline int sum_before(int x, int (&of_warps)[kSearchWarps], int* total) {
+  const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
+  int sum = x;
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) {
+    const int other = __shfl_up_sync(~0u, sum, step);
+    if (lane >= step) sum += other;
+  }
+  __syncthreads();
+  if (lane == 31) of_warps[warp] = sum;
+  __syncthreads();
+  int before = sum - x;
+  *total = 0;
+#pragma unroll
+  for (int w = 0; w < kSearchWarps; ++w) {
+    if (w < warp) before += of_warps[w];
+    *total += of_warps[w];
+  }
+  return before;
+}
+
+// ---- scores ------------------------------------------------------------------------------------------------------------
+
+// Each row's log-sum-exp, of the sums that the pieces have left: it takes the place of the first of these.
+__device__ inline void finish_sums(const SearchCall& call, const SearchJob& job) {
+  const int n_rows = job.sequence.q_len * call.group_size;
+  for (int i = static_cast<int>(threadIdx.x); i < n_rows * job.n_heads; i += kSearchThreads) {
+    const int head = job.first_head + i / n_rows, row = i % n_rows;
+    float_pair* const of_row = sums_of(call, head, 0) + row;
+    float most = -INFINITY, sum = 0.0f;
+    for (int p = 0; p < call.n_pieces; ++p) {
+      const float2 of = __ldcg(reinterpret_cast<const float2*>(of_row + p * call.most_rows));
+      if (of.x == -INFINITY && of.y == 0.0f) continue;
+      const float larger_most = fmaxf(most, of.x);
+      sum = sum * expf(most - larger_most) + of.y * expf(of.x - larger_most);
+      most = larger_most;
+    }
+    of_row->most = most + logf(sum);
+  }
+  __syncthreads();
+}
+
+__device__ inline uint32_t ordered_score(const SearchCall& call, const SearchJob& job, int i) {
+  uint32_t most = 0;
+  for (int h = job.first_head; h < job.first_head + job.n_heads; ++h) {
+    const float* const scores = scores_of(call, h);
+    if (job.normalises == 0) {
+      most = max(most, ordered(__ldcg(scores + i)));
+      continue;
+    }
+    const float_pair* const sums = sums_of(call, h, 0);
+    const int n_rows = job.sequence.q_len * call.group_size;
+#pragma unroll 4
+    for (int row = 0; row < n_rows; ++row)
+      most = max(most, ordered(__ldcg(scores + int64_t{row} * job.from.n + i) - sums[row].most));
+  }
+  return most;
+}
+
+// ---- the last that is kept -----------------------------------------------------------------------------------------------
+
+// Of whole warps: the threads of `active` count a digit each.
+__device__ inline void count_digit(bool counts, int digit, KeepRoom& room) {
+  const unsigned active = __ballot_sync(~0u, counts);
+  if (!counts) return;
+  const unsigned peers = __match_any_sync(active, digit);
+  if (static_cast<int>(threadIdx.x % 32) == __ffs(static_cast<int>(peers)) - 1) atomicAdd(&room.bins[digit], __popc(peers));
+}
+
+// The digit of the n_wanted-th largest number, and how many are wanted of those that have it.
+__device__ inline void find_digit(KeepRoom& room, int n_wanted) {
+  const int highest = kBins - 1 - static_cast<int>(threadIdx.x) * kBinsOfThread;
+  int own = 0, total = 0;
+#pragma unroll
+  for (int b = 0; b < kBinsOfThread; ++b) own += room.bins[highest - b];
+  int before = sum_before(own, room.of_warps[0], &total);
+  if (before < n_wanted && n_wanted <= before + own) {
+    int digit = highest;
+    for (; before + room.bins[digit] < n_wanted; --digit) before += room.bins[digit];
+    room.digit = digit;
+    room.n_wanted = n_wanted - before;
+  }
+  __syncthreads();
+}
+
+struct LastKept {
+  uint32_t ordered = 0;
+  int n_equal = 0;  // that are kept
+};
+
+// The first digits are counted as the numbers are made.
+__device__ inline LastKept find_last(const SearchCall& call, const SearchJob& job, int n_kept, KeepRoom& room) {
+  constexpr int kShifts[] = {32 - kDigitBits, 32 - 2 * kDigitBits, 0};
+  uint32_t* const numbers = call.ordered + (int64_t{blockIdx.z} * call.n_lists + job.list) * call.most_candidates;
+  const int n = job.from.n, thread = static_cast<int>(threadIdx.x);
+  LastKept last = {0, n_kept};
+  uint32_t mask = 0;
+#pragma unroll 1
+  for (int pass = 0; pass < 3; ++pass) {
+    const int shift = kShifts[pass];
+    const uint32_t of_digit = pass < 2 ? kBins - 1 : (1u << (32 - 2 * kDigitBits)) - 1;
+    for (int b = thread; b < kBins; b += kSearchThreads) room.bins[b] = 0;
+    __syncthreads();
+#pragma unroll 4
+    for (int first = 0; first < n; first += kSearchThreads) {
+      const int i = first + thread;
+      uint32_t number = 0;
+      if (i < n && pass == 0) numbers[i] = number = ordered_score(call, job, i);
+      if (i < n && pass > 0) number = numbers[i];
+      count_digit(i < n && (number & mask) == last.ordered, static_cast<int>(number >> shift & of_digit), room);
+    }
+    __syncthreads();
+    find_digit(room, last.n_equal);
+    last = {last.ordered | static_cast<uint32_t>(room.digit) << shift, room.n_wanted};
+    mask |= of_digit << shift;
+    __syncthreads();
+  }
+  return last;
+}
+
+// ---- what is kept --------------------------------------------------------------------------------------------------------
+
+// Each warp has a part of the candidates, of which it counts what is kept before it writes any.
+__device__ inline void take_kept(const SearchCall& call, const SearchJob& job, LastKept last, KeepRoom& room, int32_t* to) {
+  const uint32_t* const numbers = call.ordered + (int64_t{blockIdx.z} * call.n_lists + job.list) * call.most_candidates;
+  const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32), n = job.from.n;
+  const int of_warp = (n + kSearchThreads - 1) / kSearchThreads * 32;
+  const int begin = min(n, warp * of_warp), end = min(n, begin + of_warp);
+  int n_above = 0, n_equal = 0;
+#pragma unroll 4
+  for (int first = begin; first < end; first += 32) {
+    const uint32_t number = first + lane < end ? numbers[first + lane] : 0;
+    n_above += __popc(__ballot_sync(~0u, first + lane < end && number > last.ordered));
+    n_equal += __popc(__ballot_sync(~0u, first + lane < end && number == last.ordered));
+  }
+  if (lane == 0) room.of_warps[0][warp] = n_above, room.of_warps[1][warp] = n_equal;
+  __syncthreads();
+  int at = 0, equal_before = 0;
+  for (int w = 0; w < warp; ++w) at += room.of_warps[0][w], equal_before += room.of_warps[1][w];
+  at += min(equal_before, last.n_equal);
+  const unsigned lanes_before = (1u << lane) - 1;
+#pragma unroll 4
+  for (int first = begin; first < end; first += 32) {
+    const uint32_t number = first + lane < end ? numbers[first + lane] : 0;
+    const bool is_equal = first + lane < end && number == last.ordered;
+    const unsigned equal = __ballot_sync(~0u, is_equal);
+    const bool is_above = first + lane < end && number > last.ordered;
+    const bool is_kept = is_above || (is_equal && equal_before + __popc(equal & lanes_before) < last.n_equal);
+    const unsigned kept = __ballot_sync(~0u, is_kept);
+    if (is_kept) to[at + __popc(kept & lanes_before)] = job.from.chunk(first + lane);
+    at += __popc(kept);
+    equal_before += __popc(equal);
+  }
+  __syncthreads();
+}
+
+// With each of the best chunks the next one, if it begins among the candidates; each once. How many these are.
+__device__ inline int add_next(const int32_t* best, int n_best, int64_t end_chunk, KeepRoom& room, int32_t* to) {
+  int n = 0;
+  for (int first = 0; first < n_best; first += kSearchThreads) {
+    const int i = first + static_cast<int>(threadIdx.x);
+    const int chunk = i < n_best ? best[i] : 0;
+    const bool has_next = i < n_best && chunk + 1 < end_chunk && !(i + 1 < n_best && best[i + 1] == chunk + 1);
+    int total = 0;
+    const int at = n + sum_before(i < n_best ? 1 + has_next : 0, room.of_warps[0], &total);
+    if (i < n_best) to[at] = chunk;
+    if (has_next) to[at + 1] = chunk + 1;
+    n += total;
+  }
+  return n;
+}
+
+// The stage's list, of which all of the block know the length before they read it. n: its chunks.
+__device__ inline void finish_list(const SearchJob& job, int n) {
+  if (threadIdx.x == 0) {
+    job.own->mark = job.sequence.kept_mark;
+    job.own->places = job.places;
+    job.own->ran_at = job.p0;
+    job.own->n = n;
+    job.own->reserved = 0;
+  }
+  __syncthreads();
+}
+
+__device__ inline void keep_all(const SearchJob& job) {
+  for (int i = static_cast<int>(threadIdx.x); i < job.from.n; i += kSearchThreads) chunks_of(job.own)[i] = job.from.chunk(i);
+  finish_list(job, job.from.n);
+}
+
+__device__ inline void keep_best(const SearchCall& call, const SearchJob& job, KeepRoom& room) {
+  const DeviceSearchStage& stage = call.search.stages[call.stage];
+  const bool plus_next = stage.plus_next != 0;
+  const auto n_kept = static_cast<int>(stage.keep_len >> (stage.chunk_shift + (plus_next ? 1 : 0)));
+  int32_t* const best =
+      plus_next ? call.best + (int64_t{blockIdx.z} * call.n_lists + job.list) * call.most_best : chunks_of(job.own);
+  if (job.normalises != 0) finish_sums(call, job);
+  const LastKept last = find_last(call, job, n_kept, room);
+  take_kept(call, job, last, room, best);
+  const int64_t end_chunk = (job.end + (int64_t{1} << stage.chunk_shift) - 1) >> stage.chunk_shift;
+  finish_list(job, plus_next ? add_next(best, n_kept, end_chunk, room, chunks_of(job.own)) : n_kept);
+}
+
+// ---- key lists -----------------------------------------------------------------------------------------------------------
+
+// Writes granules of a list, and how many there are.
+struct GranuleWriter {
+  const SearchCall* call;
+  const SearchJob* job;
+  KeyGranule* granules;
+
+  __device__ void put(int at, KeyGranule granule) const {
+    if (at >= call->search.n_granules) return;
+    const int page_idx = granule.token / call->keys.page_len;
+    granule.page = call->search.sequences.page_tables[job->sequence.table_begin + page_idx % job->sequence.table_len];
+    granules[at] = granule;
+  }
+
+  // Sinks, and then the list's chunks, both below window_begin. Where the last sinks share a granule with chunks, it has the
+  // bits of both.
+  __device__ int write(int64_t sink_end, int64_t window_begin, int (&of_warps)[kNameWarps]) const {
+    const int thread = static_cast<int>(threadIdx.x);
+    const int n_sinks = static_cast<int>((sink_end + kGranuleKeys - 1) / kGranuleKeys);
+    for (int i = thread; i < n_sinks; i += kSearchThreads)
+      put(i, {i * kGranuleKeys, granule_bits(int64_t{i} * kGranuleKeys, 0, sink_end), 0});
+    __syncthreads();
+    int n = n_sinks;
+    const NamedUnits units = {chunks_of(job->own), __ldcg(&job->own->n), call->search.stages[call->stage].chunk_shift};
+    for (int first = 0; first < units.n_items(); first += kSearchThreads) {
+      KeyGranule granule = {};
+      if (first + thread < units.n_items()) granule = find_granule(units, first + thread, sink_end, window_begin);
+      const bool is_shared = granule.keys != 0 && n_sinks > 0 && granule.token == (n_sinks - 1) * kGranuleKeys;
+      if (is_shared) atomicOr(&granules[n_sinks - 1].keys, granule.keys);
+      const int at = place_in_block(granule.keys != 0 && !is_shared, of_warps, &n);
+      if (granule.keys != 0 && !is_shared) put(at, granule);
+    }
+    return n;
+  }
+};
+
+// The key list of the block's queries, as it is now: the window moves on while lists stay. Where no stage is there, the
+// range has all tokens.
+__device__ inline void write_list(const SearchCall& call, const SearchJob& job, KeepRoom& room) {
+  const DeviceSearch& search = call.search;
+  const int64_t window_begin = job.own == nullptr ? 0 : max(job.p0 + 1 - search.window_len, int64_t{0});
+  const int64_t list = int64_t{blockIdx.z} * call.n_lists + job.list;
+  const GranuleWriter writer = {&call, &job, search.granules + list * search.n_granules};
+  int n = 0;
+  if (window_begin > 0) n = writer.write(min(search.sink_len, window_begin), window_begin, room.of_warps[0]);
+  const DeviceKeys keys = {static_cast<int32_t>(list * search.n_granules), min(n, search.n_granules),
+                           static_cast<int32_t>(window_begin), 0};
+  const int n_sequences = (job.sequence.q_len + search.list_queries - 1) / search.list_queries;
+  for (int i = static_cast<int>(threadIdx.x); i < n_sequences; i += kSearchThreads)
+    search.keys[int64_t{job.sequence.first_list + i} * call.n_lists + job.list] = keys;
+}
+
+}  // namespace tandem::cuda

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: MIT
+// A stage of a search for chunks (lib/tables/search.h): one launch.
+//
+//   blocks     [query blocks][KV heads][pieces] and, in the first launch, one more that bounds new chunks
+//   each       finds out whether the stage runs (search_job.cuh), judges a piece of the candidates (search_judges.cuh)
+//   the last   of a list's blocks that have judged keeps the best and, of the last stage, writes the key list
+//   (keep_best.cuh)
+//
+// Where the last stage does not run, one block writes the key list anew: the window has moved on.
+#pragma once
+
+#include "cuda/kernels/bound_chunks.cuh"
+#include "cuda/kernels/keep_best.cuh"
+#include "cuda/kernels/search_judges.cuh"
+
+namespace tandem::cuda {
+
+// What one block of a list does, once scores are there where they are needed.
+__device__ __noinline__ void finish_stage(const SearchCall& call, const SearchJob& job) {
+  __shared__ KeepRoom room;
+  if (job.task == SearchTask::kJudge) keep_best(call, job, room);
+  if (job.task == SearchTask::kKeepAll) keep_all(job);
+  if (job.own == nullptr || job.is_last != 0) write_list(call, job, room);
+}
+
+// The first launch waits for the rows of an append that runs beside it: who sees these sees what kernels before the append
+// have written. The others wait for the launch before.
+__device__ inline void wait_for_stage(const SearchCall& call) {
+  if (call.stage > 0 || call.rows_written == nullptr) return wait_for_before();
+  if (threadIdx.x == 0)
+    while (load_acquire(reinterpret_cast<const Word*>(call.rows_written)) != static_cast<Word>(call.epoch)) {
+    }
+  __syncthreads();
+}
+
+template <class Judge>
+__global__ void __launch_bounds__(32 * kSearchWarps, Judge::kBlocks) search_kernel(const __grid_constant__ SearchCall call) {
+  __shared__ SearchJob job;
+  let_next_start();
+  if (threadIdx.x == 0) {
+    job.sequence = call.search.sequences.sequences[blockIdx.z];
+    describe_job(call, job);
+  }
+  __syncthreads();  // compilers have other threads read the job early, whatever they do with it
+  wait_for_stage(call);
+  if (threadIdx.x == 0) find_task(call, job);
+  __syncthreads();
+  if (static_cast<int>(blockIdx.x) == call.n_pieces) return bound_newest(call, job.sequence, job.p0);
+  if (job.task == SearchTask::kNone) return;
+  if (job.task == SearchTask::kJudge) {
+    Judge::judge(call, job);
+    if (!is_last_block(call, job)) return;
+  }
+  finish_stage(call, job);
+}
+
+}  // namespace tandem::cuda

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: MIT
+// What the kernels of search() and bound_chunks() get. The layers in the calls are the host's: kernels do not look at them.
+#pragma once
+
+#include "lib/tables/device.h"
+
+namespace tandem::cuda {
+
+struct float_pair {  // a row's largest logit and, relative to it, its sum of exponentials
+  float most, sum;
+};
+
+// How rows of K lie in the window.
+struct WindowKeys {
+  const std::byte *codes, *scales;                // of KV head 0 and slot 0, in the page that tables call 0
+  int64_t codes_head_stride, scales_head_stride;  // bytes
+  int32_t row_bytes, scale_bytes;
+  int32_t page_len;
+  int32_t type, dim;
+};
+
+struct SearchCall {
+  DeviceSearch search;
+  WindowKeys keys;
+  int32_t stage;  // which the launch is of
+  // Where it runs beside the append: the word in which that writes its epoch once the window has its rows. Else null.
+  const int64_t* rows_written;
+  int64_t epoch;
+  int32_t n_kv_heads, group_size;
+  int32_t n_lists;                        // of a block
+  int32_t n_pieces;                       // blocks that share the candidates of a query block and KV head
+  int32_t most_tiles;                     // of eight query rows each, that shared memory has room for
+  int64_t list_bytes[kMostSearchStages];  // from one kept list of a stage to the next
+  float sm_scale;
+  // Work space. What has one entry for each block is indexed by the block of queries first.
+  int32_t* counters;  // [n_lists]: blocks that have judged; 0 between calls
+  uint32_t* ordered;  // [n_lists][most_candidates]: scores as numbers that order as they do
+  int32_t* best;      // [n_lists][most_best]: what is kept by score where the next chunks are kept, too
+  float* scores;      // [n_kv_heads][head_scores]: of candidates or, where sums count, of each row's candidates
+  float_pair* sums;   // [n_kv_heads][n_pieces][most_rows]
+  int64_t most_candidates, most_best, head_scores, most_rows;
+};
+
+struct BoundChunksCall {
+  DeviceBoundChunks bound;
+  WindowKeys keys;
+  int32_t n_kv_heads;
+};
+
+inline constexpr int kSearchWarps = 8, kBoundWarps = 8;  // of a block
+inline constexpr int32_t kMostSearchLists = 16384;       // that counters have room for
+
+}  // namespace tandem::cuda

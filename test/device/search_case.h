@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: MIT
+// Sequences of random keys in device memory, and bound_chunks() and search() over them beside double precision.
+//
+// All that a call is given lies in one piece of memory, with gaps between its parts. Pages are in any order, and what holds
+// nothing is 0xff, which is NaN in every type. After a call every byte is compared with what it was or what it should be.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "device/open_device.h"
+#include "device/plain_search.h"
+#include "lib/policy/pruning.h"
+#include "lib/tables/device.h"
+#include "reference/random.h"
+
+namespace tandem::test {
+
+struct SearchOptions {
+  int32_t k_type = TANDEM_BF16, q_type = TANDEM_BF16;
+  int32_t dim = 128, n_kv_heads = 2, group_size = 4;
+  bool is_rotated = false;  // keys are in the window as f32, whatever k_type is
+  int32_t page_len = 128;
+  int32_t q_gap = 0;  // numbers between the rows of two tokens' queries
+  bool shares_lists = false, keeps_lists = true;
+  PruningRecord record;
+  std::vector<int32_t> more_bounds;    // chunk lengths that get bounds, besides those that the record's stages judge by
+  std::vector<int64_t> lengths;        // tokens that each sequence may have
+  int32_t n_blocks = 1;                // of each search
+  int64_t period = 0;                  // keys are those so many tokens before; 0: all are others
+  int64_t twin_distance = 0;           // tokens so far behind a multiple of twice that have its key; 0: none have
+  int64_t nan_begin = 0, nan_end = 0;  // tokens of the first sequence whose keys are NaN: whole chunks of all lengths
+  bool has_nan_query = false;          // of the query heads of KV head 0
+  uint64_t seed = 1;
+};
+
+struct SearchBlock {
+  size_t sequence = 0;
+  int64_t end = 0;  // tokens of the sequence up to the block's last query
+  int32_t q_len = 1;
+  uint32_t mark = 1;
+};
+
+struct BoundedTokens {
+  int64_t bounded = 0, end = 0;
+};
+
+// Lists that a search has made. Loose ones: rounding may have made them other lists.
+struct SearchCounts {
+  int64_t n_strict = 0, n_loose = 0;
+  int64_t n_stages_run = 0, n_stages_kept = 0, n_judged = 0;
+  void include(const SearchCounts& more);
+};
+
+class SearchCase {
+ public:
+  SearchCase(const OpenDevice& device, const SearchOptions& options);
+  ~SearchCase() { device_.release(base_); }
+  SearchCase(const SearchCase&) = delete;
+
+  // Calls, and what is wrong with what they leave; "": nothing.
+  std::string bound(const std::vector<BoundedTokens>& of_sequences);
+  std::string search(const std::vector<SearchBlock>& blocks);
+  // The same in three steps, so that the call in the middle may be captured and replayed.
+  void prepare(const std::vector<SearchBlock>& blocks);
+  void call_search(void* stream);
+  std::string check_search(const std::vector<SearchBlock>& blocks);
+  DeviceSearch& call() { return call_; }
+
+  const SearchCounts& counts() const { return counts_; }
+  std::string describe() const;
+
+ private:
+  struct Part {
+    const char* name = "";
+    int64_t at = 0, bytes = 0;
+  };
+
+  void make_layer();
+  void make_stages();
+  void make_parts();
+  Part add_part(const char* name, int64_t bytes);
+  void make_pages();
+  int64_t distance_to_repeated(int64_t token) const;
+  void make_keys(size_t sequence);
+  void make_key(size_t sequence, int64_t token, int32_t kv_head, const Row& made);
+  void put_keys(size_t sequence, int64_t end);
+  void put_queries(const std::vector<SearchBlock>& blocks);
+  void make_call();
+  void put_blocks(const std::vector<SearchBlock>& blocks);
+  DeviceSequence describe_sequence(size_t sequence, int64_t end) const;
+  void write(int64_t at, const void* from, int64_t bytes);  // to the device, and to what is expected there
+  void download();
+
+  int32_t n_lists() const { return options_.shares_lists ? 1 : options_.n_kv_heads; }
+  int32_t most_queries() const { return options_.keeps_lists ? 1 : 64; }
+  int32_t list_queries() const { return options_.keeps_lists ? 1 : 64 / options_.group_size; }
+  int32_t most_attended() const { return (most_queries() + list_queries() - 1) / list_queries(); }  // sequences of a block
+  int64_t page_of(size_t sequence, int64_t token) const;
+  int64_t key_at(size_t sequence, int64_t token, int32_t kv_head, int32_t plane) const;
+  int64_t bounds_at(size_t sequence, int64_t chunk, int32_t kv_head, int32_t bounds_idx) const;
+  int64_t list_at(size_t block, size_t stage, int32_t list) const;
+  Row key(size_t sequence, int64_t token, int32_t kv_head) const;
+  PlainSearch plain_search(const SearchBlock& block, size_t nth) const;
+  template <typename T>
+  T* on_device(int64_t at) const {
+    return reinterpret_cast<T*>(base_ + at);
+  }
+
+  // What a call has left right, is copied to what is expected.
+  void accept(int64_t at, int64_t bytes);
+  std::string check_bytes() const;  // all others
+  std::string check_bounds(size_t sequence, int64_t chunk, int32_t bounds_idx);
+  std::string check_bounds_row(size_t sequence, int64_t chunk, int32_t kv_head, int32_t bounds_idx) const;
+  std::string check_block(const SearchBlock& block, size_t nth);
+  PlainList load_list(const std::vector<std::byte>& from, size_t nth, size_t stage, int32_t list) const;
+  std::string check_run(const PlainSearch& search, size_t stage, const PlainList& found, const KeptList& wanted) const;
+  std::string check_stages(const PlainSearch& search, const SearchBlock& block, size_t nth, int32_t list);
+  std::string check_unkept(const PlainSearch& search, size_t nth, int32_t list);
+  std::string check_idle(size_t nth, int64_t end);
+  std::string take_keys(const PlainSearch& search, size_t nth, int32_t list, std::vector<int64_t>* tokens);
+  std::string take_granules(const DeviceKeys& keys, size_t nth, std::vector<int64_t>* tokens) const;
+  int64_t named_at(size_t nth, int32_t attended, int32_t list) const;
+  std::string check_named(const PlainSearch& search, size_t nth, int32_t list, const std::vector<PlainList>& lists,
+                          int64_t n_open);
+
+  const OpenDevice& device_;
+  SearchOptions options_;
+  Layer layer_;
+  RopeTable rope_;
+  reference::Random random_;
+  PlaneBytes row_bytes_;
+  DeviceSearch call_;
+  int64_t page_bytes_ = 0, plane_at_[kPlanes] = {}, of_page_[kMostSearchStages] = {}, lists_bytes_ = 0;
+  std::vector<int64_t> pages_;             // of all sequences: bytes from the pool's begin
+  std::vector<size_t> table_begin_;        // of each sequence
+  std::vector<std::vector<double>> keys_;  // of each sequence [token][kv_head][dim], as stored
+  std::vector<double> q_;                  // [row][head][dim], as stored
+  std::vector<int64_t> n_put_;             // tokens of each sequence whose keys are in the pool
+  std::vector<int64_t> n_bounded_;         // tokens of each sequence whose complete chunks have bounds
+  std::vector<Part> parts_;
+  Part pool_, tables_, sequences_, queries_, lists_, named_, granules_, workspace_;
+  int64_t bytes_ = 0;
+  std::byte* base_ = nullptr;
+  std::vector<std::byte> keys_image_;  // the pool with all keys
+  std::vector<std::byte> expected_, found_;
+  SearchCounts counts_;
+};
+
+}  // namespace tandem::test
