@@ -46,7 +46,7 @@ struct Call {
             .layer_idx = args.layer_idx,
             .selector = facts.selector.get(),
             .selects = facts.policy.make != nullptr && !facts.policy.names_keys(),
-            .selector_names = facts.policy.names_keys(),
+            .selector_names = facts.policy.names_keys() && !args.on_device,
             .keeps_maw = facts.policy.keeps_maw,
             .is_speculative = args.speculative,
             .q_is_bf16 = args.q.dtype == TANDEM_BF16,
@@ -66,8 +66,9 @@ struct Call {
   int64_t most_queries = 0;  // of a sequence in one chunk
   int64_t n_layers = 1;      // of a planned step: the layers that are planned like this one, with it
   DeviceLists lists;         // key lists in device memory; null where each KV head attends all that the window has
-  // Of a speculative call on a device, and where the caller names keys: each query as a sequence of its own.
-  DeviceSequences queries;
+  // Of a speculative call on a device, and where the caller names keys: each query as a sequence of its own. Where the
+  // selector names them: the parts of the query blocks of an append (lib/attend/search_call.h), and these blocks.
+  DeviceSequences queries, blocks;
   const int32_t* positions = nullptr;  // of a speculative call on a device, of all tokens
   // Where the caller names keys, on a device: their indices. They are the caller's, or, where has_host_idx says so, in host
   // memory until send_indices() has copied them.

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "lib/attend/guess.h"
+#include "lib/attend/search_call.h"
 #include "lib/machine/device_status.h"
 
 namespace tandem {
@@ -33,6 +34,19 @@ int64_t describe_tables(const Call& chunk, int64_t* to) {
   for (const SequenceCall& of : chunk.calls())
     for (const int64_t page : of.window->table()) *to++ = chunk.device().page_offset(page);
   return to - first;
+}
+
+DeviceSequences step_sequences(const Call& call) {
+  constexpr int64_t kAnyKeys = INT32_MAX;  // a window has fewer
+  const DeviceSession& device = call.device();
+  const std::byte* const described = device.work().step_descriptors();
+  DeviceSequences sequences;
+  sequences.sequences = reinterpret_cast<const DeviceSequence*>(described + device.steps().layer_at(call.facts.idx));
+  sequences.page_tables = reinterpret_cast<const int64_t*>(described + device.steps().tables_at());
+  sequences.n_sequences = static_cast<int32_t>(device.held().step_sequences);
+  sequences.max_q_len = static_cast<int32_t>(call.session.step.max_q_len);
+  sequences.max_keys = kAnyKeys;
+  return sequences;
 }
 
 // Copies write these lists, so are_written_by_kernels is 0.
@@ -83,14 +97,25 @@ void describe_queries(const Call& chunk, DeviceSequence* sequences) {
 
 }  // namespace
 
+// What is described behind the sequences: queries by themselves, or query blocks and their parts.
+static int64_t n_behind(const Call& chunk) {
+  if (chunk.args.speculative || (chunk.args.named != nullptr && chunk.task->shape.max_q_len > 1))
+    return chunk.args.q.n_tokens;
+  if (!chunk.facts.policy.names_keys() || !chunk.calls()[0].is_append) return 0;
+  const PruningRecord& record = chunk.session.options.pruning.layers[chunk.facts.idx].append;
+  const SearchBlocks blocks = blocks_of(record, chunk.layer(), chunk.calls());
+  return blocks.n_blocks + blocks.n_parts;
+}
+
 // Sequences, then queries where each is described by itself, lists, page tables, positions of a guess, pieces.
 Status upload_descriptors(Call& chunk, DeviceSequences* sequences) {
   const DeviceSession& device = chunk.device();
   const std::vector<SequenceCall>& calls = chunk.calls();
   std::byte* const upload = device.shared().upload(chunk.task->idx);
   std::byte* const there = device.work().descriptors();
-  const bool has_queries = chunk.args.speculative || (chunk.args.named != nullptr && chunk.task->shape.max_q_len > 1);
-  const auto n_described = static_cast<int64_t>(calls.size()) + (has_queries ? chunk.args.q.n_tokens : 0);
+  const int64_t n_others = n_behind(chunk);
+  const bool is_pruned = chunk.facts.policy.names_keys();
+  const auto n_described = static_cast<int64_t>(calls.size()) + n_others;
   int64_t bytes = n_described * static_cast<int64_t>(sizeof(DeviceSequence));
   chunk.lists = lists_at(chunk, there + bytes);
   bytes += describe_lists(chunk, reinterpret_cast<DeviceKeys*>(upload + bytes)) * static_cast<int64_t>(sizeof(DeviceKeys));
@@ -102,7 +127,8 @@ Status upload_descriptors(Call& chunk, DeviceSequences* sequences) {
   sequences->max_q_len = chunk.task->shape.max_q_len;
   for (const SequenceCall& of : calls) sequences->max_keys = std::max(sequences->max_keys, of.length - of.resident_begin);
   bytes += n_entries * static_cast<int64_t>(sizeof(int64_t));
-  if (has_queries) {
+  if (is_pruned) describe_search(chunk, *sequences, reinterpret_cast<DeviceSequence*>(upload));
+  if (n_others > 0 && !is_pruned) {
     chunk.queries = *sequences;
     chunk.queries.sequences += calls.size();
     chunk.queries.n_sequences = static_cast<int32_t>(chunk.args.q.n_tokens);

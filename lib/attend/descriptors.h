@@ -10,6 +10,8 @@ namespace tandem {
 // describe_tables() returns how many entries these are.
 void describe_sequences(const Call& chunk, DeviceSequence* to);
 int64_t describe_tables(const Call& chunk, int64_t* to);
+// Those of a planned step, of the call's layer, as kernels see them.
+DeviceSequences step_sequences(const Call& call);
 // Writes the key list of each KV head, [n_sequences][n_kv_heads]; nothing if no head streams. Returns how many.
 int64_t describe_lists(const Call& chunk, DeviceKeys* to);
 // The same lists as kernels see them at `place`.

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "lib/attend/commit.h"
+#include "lib/attend/search_call.h"
 #include "lib/attend/session_states.h"
 
 namespace tandem {
@@ -34,6 +35,7 @@ void commit_sequences(Call& chunk) {
       commit_tokens(chunk, of);
       if (chunk.facts.policy.keeps_maw) of.window->set_maw(l, of.window_begin);
     }
+    commit_search(chunk, of);
     of.state->selection->committed(of, chunk.args.speculative);
     count_bytes(chunk, of);
   }

@@ -11,14 +11,13 @@
 #include "lib/attend/device_launch.h"
 #include "lib/attend/guess.h"
 #include "lib/attend/named_call.h"
+#include "lib/attend/search_call.h"
 #include "lib/attend/session_states.h"
 #include "lib/attend/split.h"
 #include "lib/attend/window_fill.h"
 
 namespace tandem {
 namespace {
-
-constexpr int64_t kAnyKeys = INT32_MAX;  // a window has fewer
 
 Status check_rows(const TensorView* view, const char* name) {
   if (view == nullptr || is_tensor_float(view->dtype)) return {};
@@ -98,10 +97,7 @@ Status DeviceLane::start(Call& call, bool* was_launched) {
   if (captures && !session.step.is_planned)
     return fail(TANDEM_ERROR_INVALID_STATE, "stream",
                 "stream = %p is being captured, and no step is open that was begun on a stream", call.args.stream);
-  if (call.facts.policy.names_keys())
-    return fail(TANDEM_ERROR_UNSUPPORTED, "q.device_type",
-                "q is in device memory, and layer %d has policy \"%s\": its queries are attended in host memory alone",
-                call.args.layer_idx, call.facts.policy.name);
+  TANDEM_TRY(check_search(call));
   TANDEM_TRY(check_named_layer(call));
   if (call.args.speculative) TANDEM_TRY(check_guess(call));
   TANDEM_TRY(check_rows(call.args.k, "k"));
@@ -124,6 +120,7 @@ Status DeviceLane::reserve_sequences(Call& call, CallShape* shape) {
     SequenceCall& of = scratch.calls[i];
     SequenceShape& sized = scratch.shapes[i];
     Sequence& sequence = *of.sequence;
+    TANDEM_TRY(check_resident(call.session, call.facts, of.length));
     if (call.appends()) TANDEM_TRY(call.cache().ensure(sequence, std::max(sequence.longest(), of.length), "q_lens"));
     if (call.args.parent_idx == nullptr)
       sequence.extend_positions(of.length);
@@ -146,7 +143,9 @@ Status DeviceLane::reserve(Call& call) {
   DeviceSession& device = call.device();
   CallShape shape = make_shape(call);
   TANDEM_TRY(device.most_queries(call.facts.idx, call.session.terms().wanted_queries(shape), &shape.most_queries));
-  call.most_queries = call.args.speculative ? kMostTicketTokens : shape.most_queries;  // each query is a sequence of its own
+  // Where queries are described by themselves, or a few at a time, chunks may have more than kernels take of a sequence.
+  const bool has_parts = call.args.speculative || call.facts.policy.names_keys();
+  call.most_queries = has_parts ? kMostTicketTokens : shape.most_queries;
   size_named(call, &shape);
   call.most_tokens = shape.most_tokens;
   TANDEM_TRY(reserve_sequences(call, &shape));
@@ -168,6 +167,16 @@ Status DeviceLane::hold(Call& call, const CallShape& shape) {
   return hold_all();
 }
 
+namespace {
+
+// Query blocks of a policy that prunes are not cut: n queries of the n_left, or some fewer.
+int64_t whole_blocks(const Call& call, int64_t n, int64_t n_left) {
+  if (!call.facts.policy.names_keys() || n == n_left) return n;
+  return n / kMostQueryBlock * kMostQueryBlock;
+}
+
+}  // namespace
+
 // The next rows of the caller's tensors, up to those of a ticket and most_queries of a sequence.
 Status DeviceLane::next_chunk(Call& call, ChunkPlace* place, Chunk* chunk) {
   if (const int64_t n = long_append_.chunk_len(call, *place); n > 0) return long_append_.next_chunk(call, n, place, chunk);
@@ -186,7 +195,10 @@ Status DeviceLane::next_chunk(Call& call, ChunkPlace* place, Chunk* chunk) {
     const int64_t first_query = whole.first_query + place->query;
     const int64_t n_left = std::min({whole.q_len - place->query, call.most_queries, call.most_tokens - n_rows});
     // Kernels are told the position of the first.
-    const int64_t n = call.layer().rope != nullptr ? consecutive(whole.sequence->positions, first_query, n_left) : n_left;
+    const int64_t n_near =
+        call.layer().rope != nullptr ? consecutive(whole.sequence->positions, first_query, n_left) : n_left;
+    const int64_t n = whole_blocks(call, n_near, whole.q_len - place->query);
+    if (n == 0) break;  // the next chunk begins with the block
     SequenceCall& part = calls.emplace_back(whole);
     part.q_len = n;
     part.first_row = n_rows;
@@ -268,11 +280,12 @@ Status DeviceLane::launch(Call& chunk) {
   TANDEM_TRY(launch_append(chunk, append));
   chunk.session.hand_over().post();
   TANDEM_TRY(name_keys(chunk, sequences));
+  TANDEM_TRY(search_keys(chunk, sequences, append));
   const DeviceAttend window = window_of(chunk, append, merges);
   TANDEM_TRY(attend_window(chunk, window));
   if (merges) {
     TANDEM_TRY(attend_pieces(chunk, window));
-    TANDEM_TRY(merge_and_observe(chunk, append, false));
+    TANDEM_TRY(merge_and_observe(chunk, append, {}));
     if (task.merged != nullptr) TANDEM_TRY(chunk.device().mark_merged(task.idx, chunk.args.stream));
   }
   is_launched = true;
@@ -290,26 +303,22 @@ Status DeviceLane::launch_planned(Call& call, bool captures) {
   DeviceSession& device = call.device();
   if (captures) device.freeze();
   const size_t l = call.facts.idx;
-  const std::byte* const described = device.work().step_descriptors();
-  DeviceSequences sequences;
-  sequences.sequences = reinterpret_cast<const DeviceSequence*>(described + device.steps().layer_at(l));
-  sequences.page_tables = reinterpret_cast<const int64_t*>(described + device.steps().tables_at());
-  call.lists = lists_at(call, described + device.steps().lists_at(l));
-  sequences.n_sequences = static_cast<int32_t>(device.held().step_sequences);
-  sequences.max_q_len = static_cast<int32_t>(call.session.step.max_q_len);
-  sequences.max_keys = kAnyKeys;
+  const DeviceSequences sequences = step_sequences(call);
+  call.lists = lists_at(call, device.work().step_descriptors() + device.steps().lists_at(l));
   DeviceAppend append = append_of(call, sequences);
-  const bool names_keys = call.indices.data != nullptr;  // by a kernel that comes between the two
-  if (!names_keys) append.epoch = epoch_of(call);
+  const bool searches = call.facts.policy.names_keys();
+  if (call.indices.data == nullptr)
+    append.epoch = epoch_of(call);  // else a kernel comes in between that waits for all of it
   TANDEM_TRY(launch_append(call, append));
   call.session.step.n_appended = call.args.layer_idx + 1;
   TANDEM_TRY(name_keys(call, sequences));
+  TANDEM_TRY(search_keys(call, sequences, append));
   DeviceAttend window = window_of(call, append, true);
-  if (append.epoch != 0) window.append = &append;
+  if (append.epoch != 0 && !searches) window.append = &append;
   const bool finishes = !call.facts.policy.keeps_maw && call.queries.sequences == nullptr;
   if (finishes) window.finished = output_of(call, 0);
   TANDEM_TRY(attend_window(call, window));
-  TANDEM_TRY(merge_and_observe(call, append, finishes));
+  TANDEM_TRY(merge_and_observe(call, append, {finishes, searches}));
   ++call.session.step.next_layer;
   return {};
 }

@@ -162,7 +162,7 @@ Status attend_pieces(const Call& chunk, const DeviceAttend& window) {
   return for_routes(&KeyRoute::close);
 }
 
-Status merge_and_observe(const Call& call, const DeviceAppend& append, bool leaves_finished) {
+Status merge_and_observe(const Call& call, const DeviceAppend& append, const MergeWork& work) {
   const TraceRange range("merge", call.args.layer_idx, "resident");
   const DeviceSession& device = call.device();
   DeviceMerge merge;
@@ -170,7 +170,8 @@ Status merge_and_observe(const Call& call, const DeviceAppend& append, bool leav
   merge.sequences = append.sequences;
   merge.n_tokens = append.n_tokens;
   merge.is_observed = call.facts.policy.keeps_maw;
-  merge.leaves_finished = leaves_finished;
+  merge.leaves_finished = work.leaves_finished;
+  if (work.waits_for_append) merge.append = &append;
   merge.o = device.work().o();
   merge.lse = device.work().lse();
   const DeviceOutput to = output_of(call, 0);

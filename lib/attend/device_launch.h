@@ -31,7 +31,11 @@ Status attend_window(const Call& call, const DeviceAttend& window);
 // The pieces of the task's launches, whose states are added to those of the window in the session's o() and lse().
 Status attend_pieces(const Call& chunk, const DeviceAttend& window);
 // leaves_finished: attend_window() has finished the rows of sequences without a host part.
-Status merge_and_observe(const Call& call, const DeviceAppend& append, bool leaves_finished);
+struct MergeWork {
+  bool leaves_finished = false;   // attend() has finished the rows of sequences without a host part
+  bool waits_for_append = false;  // no kernel before it has waited for the append's end
+};
+Status merge_and_observe(const Call& call, const DeviceAppend& append, const MergeWork& work);
 // lse: of the call's rows, [n_tokens, n_q_heads].
 Status observe(const Call& call, const DeviceAppend& append, const float* lse);
 

@@ -127,6 +127,11 @@ Status Session::selection(const HeadOfSequence& head, KeptKeys* kept) {
   const Layer& layer = of.layer;
   LayerState& state = states_.find(head.sequence)->layers[l];
   TANDEM_TRY(state.selection->catch_up(*found, state.window_begin));
+  if (state.named_on_device)
+    return fail(
+        TANDEM_ERROR_UNSUPPORTED, "sequence",
+        "sequence = %lld: its last query in layer %d was on a device, and the keys that policy \"%s\" found are there",
+        static_cast<long long>(head.sequence), head.layer_idx, of.policy.name);
   if (!state.named.empty()) {
     for (const TokenRange& range : state.named[state.named.size() == 1 ? 0 : static_cast<size_t>(head.kv_head)])
       for (int64_t t = range.begin; t < range.end; ++t) kept->put(t, 0.0f);

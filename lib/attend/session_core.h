@@ -85,7 +85,8 @@ struct SessionCore {
     *window_begin = evicted_to(before, length);
     sums.evicted_tokens += n_layers * (*window_begin - before);
   }
-  Status need_device();  // makes what the session has there, once
+  uint32_t next_mark() { return ++last_mark; }  // of lists that no sequence keeps
+  Status need_device();                         // makes what the session has there, once
   // How long the bus can work before a call's queries arrive, as earlier calls went, and how many bytes the buffers take.
   BusAhead bus_ahead(size_t layer_idx, int64_t n_queries) const;
   RebuildTerms rebuild_terms(size_t layer_idx, bool may) const;
@@ -114,6 +115,7 @@ struct SessionCore {
   AttendScratch scratch;                   // of calls on host tensors, and of whole calls on device tensors
   OpenStep step;
   tandem_session_stats sums = {};
+  uint32_t last_mark = 0;
   SelectorSums selector_sums;
 };
 

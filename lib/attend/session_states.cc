@@ -70,6 +70,7 @@ Status SessionStates::meet_fault(void* stream) {
   for (auto& [id, state] : states_) {
     if (const Sequence* sequence = core_.cache->find(id); sequence != nullptr) fetch_maw(*sequence);
     state->window.cut(0);
+    state->window.forget_lists();
   }
   TANDEM_TRY(core_.device->start_over(stream));
   return fault;
@@ -159,16 +160,19 @@ void SessionStates::on_cut(const Sequence& sequence, size_t layer_idx, int64_t n
   if (found == nullptr) return;
   fetch_maw(sequence);
   found->window.cut(layer_idx, n_tokens);
+  found->window.forget_lists(layer_idx);
   LayerState& state = found->layers[layer_idx];
   state.window_begin = std::min(state.window_begin, std::max<int64_t>(0, n_tokens - core_.options.window_len));
   state.selection->cut(sequence, n_tokens, state.window_begin);
   state.named.clear();
+  state.named_on_device = false;
 }
 
 void SessionStates::on_erase(const Sequence& sequence, int64_t first, int64_t n_tokens) {
   SequenceState* found = find(sequence.id);
   if (found == nullptr) return;
   found->window.cut(first);
+  found->window.forget_lists();
   for (LayerState& state : found->layers) {
     if (state.window_begin >= first + n_tokens)
       state.window_begin -= n_tokens;
@@ -176,6 +180,7 @@ void SessionStates::on_erase(const Sequence& sequence, int64_t first, int64_t n_
       state.window_begin = std::min(state.window_begin, first);
     state.selection->erase(sequence, first, n_tokens);
     state.named.clear();
+    state.named_on_device = false;
   }
 }
 

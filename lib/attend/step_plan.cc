@@ -7,6 +7,7 @@
 #include "lib/attend/descriptors.h"
 #include "lib/attend/device_chunk.h"
 #include "lib/attend/device_launch.h"
+#include "lib/attend/search_call.h"
 #include "lib/attend/session_states.h"
 #include "lib/base/set_if_other.h"
 #include "lib/machine/device_status.h"
@@ -17,11 +18,6 @@ Status StepPlan::check(void* stream) const {
   if (!core_.routes.plans_steps())
     return fail(TANDEM_ERROR_UNSUPPORTED, "route", "route = \"%s\": planned steps take \"host\" or \"auto\"",
                 core_.routes.name);
-  for (const SessionLayer& layer : core_.layers)
-    if (layer.policy.names_keys())
-      return fail(TANDEM_ERROR_UNSUPPORTED, "stream",
-                  "a step on a stream, and layer %zu has policy \"%s\": its queries are attended in host memory alone",
-                  layer.idx, layer.policy.name);
   if (core_.step.sequences.empty())
     return fail(TANDEM_ERROR_INVALID_ARGUMENT, "n_sequences", "n_sequences = 0: a step on a stream has one at least");
   bool captures = false;
@@ -37,6 +33,9 @@ Status StepPlan::check_lengths(const CallShape& shape) const {
   int64_t most = 0;
   const int64_t wanted = core_.terms().takes_single_queries(shape) ? 1 : kMostTicketTokens;
   TANDEM_TRY(core_.device->most_queries(shape.layer_idx, wanted, &most));
+  const SessionLayer& layer = core_.layers[shape.layer_idx];
+  if (layer.policy.names_keys()) most = 1;
+  for (const OpenStep::Sequence& step : open.sequences) TANDEM_TRY(check_resident(core_, layer, step.length + step.q_len));
   if (open.max_q_len <= most && open.n_tokens <= kMostStepTokens) return {};
   return fail(TANDEM_ERROR_CAPACITY, "q_lens", "q_lens: up to %lld of %lld tokens in all; a planned step takes %lld of %lld",
               static_cast<long long>(open.max_q_len), static_cast<long long>(open.n_tokens), static_cast<long long>(most),
@@ -125,10 +124,23 @@ Status StepPlan::make(std::span<Sequence* const> sequences, void* stream) {
   TANDEM_TRY(join_side(device, stream));
   const int64_t bytes = device.steps().tables_at() + n_entries_ * static_cast<int64_t>(sizeof(int64_t));
   TANDEM_TRY(call_device(device.device(), &DeviceTable::copy, device.work().step_descriptors(), upload_, bytes, stream));
+  TANDEM_TRY(bound_chunks_of_layers(&args));
   commit(&args);
   open.n_planned = step;
   open.is_planned = true;
   hand_over.open_step(n_layers);
+  return {};
+}
+
+// Bounds of keys that came before the step, in more than one chunk.
+Status StepPlan::bound_chunks_of_layers(AttendArgs* args) {
+  for (size_t l = 0; l < first_.size(); ++l) {
+    if (!core_.layers[l].policy.names_keys()) continue;
+    args->layer_idx = static_cast<int32_t>(l);
+    HandOverTask& task = core_.hand_over().next_task(static_cast<int64_t>(l));
+    const Call call(core_, *args, task.scratch, &task);
+    TANDEM_TRY(bound_chunks(call, step_sequences(call)));
+  }
   return {};
 }
 
@@ -186,11 +198,12 @@ Status StepPlan::add_sequences(Call& call) const {
 }
 
 // Sequences that the step has not are described as having no queries: a graph may have been captured for more.
-void StepPlan::describe(const Call& call) {
+void StepPlan::describe(Call& call) {
   const StepLayout layout = core_.device->steps();
   const size_t l = call.facts.idx;
   auto* const to = reinterpret_cast<DeviceSequence*>(upload_ + layout.layer_at(l));
   describe_sequences(call, to);
+  if (call.facts.policy.names_keys()) describe_search(call, {}, to);
   std::byte* const end = upload_ + layout.layer_at(l + 1);
   std::fill(reinterpret_cast<std::byte*>(to + call.calls().size()), end, std::byte{0});
   to->step = call.task->step_tag();

@@ -28,9 +28,10 @@ class StepPlan {
   Status reserve(void* stream);
   void find_first();
   Status plan_layers(AttendArgs* args);
+  Status bound_chunks_of_layers(AttendArgs* args);
   Status plan_layer(Call& call);
   Status add_sequences(Call& call) const;
-  void describe(const Call& call);
+  void describe(Call& call);
   void follow(const Call& call);
   void commit(AttendArgs* args);
   void commit_followers(const Call& call);

@@ -29,7 +29,7 @@ void Reservation::include(const Reservation& other) {
   for (int64_t R::*const count :
        {&R::window_pages, &R::slot_rows, &R::n_evicted, &R::descriptor_bytes, &R::step_sequences, &R::step_lists,
         &R::step_pages, &R::slot_idx, &R::sent_idx, &R::n_lists, &R::n_granules, &R::step_named, &R::step_granules,
-        &R::has_part_states, &R::prefill_bytes, &R::workspace_bytes})
+        &R::block_list_bytes, &R::search_bytes, &R::has_part_states, &R::prefill_bytes, &R::workspace_bytes})
     this->*count = std::max(this->*count, other.*count);
 }
 

@@ -8,6 +8,7 @@
 //   windows, slots, descriptors        reserve_ticket(), reserve_step() lib/device/device_session.cc
 //   speculative queries                reserve_guess()                  lib/attend/guess.cc
 //   keys that callers name             reserve_named()                  lib/attend/named_call.cc
+//   keys that selectors name           reserve_search()                 lib/attend/search_call.cc
 //   pieces of the routes               KeyRoute::reserve()              lib/routes/
 //   chunks of long appends             reserve_long()                   lib/routes/prefill_size.cc
 #pragma once
@@ -28,6 +29,8 @@ struct Reservation {
   int64_t sent_idx = 0;                                        // indices that come from host memory
   int64_t n_lists = 0, n_granules = 0;                         // key lists made of indices, of an eager call; their granules
   int64_t step_named = 0, step_granules = 0;                   // likewise of a planned step: of a sequence; of each list
+  int64_t block_list_bytes = 0;                                // lists of query blocks that no sequence keeps
+  int64_t search_bytes = 0;                                    // of the device's module, for searches
   int64_t has_part_states = 0;                                 // 1: states of keys that come in pieces have room too
   int64_t prefill_bytes = 0;                                   // area of long appends
   int64_t workspace_bytes = 0;                                 // of the device's module
@@ -47,6 +50,7 @@ void reserve_ticket(const SizeTerms& terms, const CallShape& shape, Reservation*
 void reserve_step(const SizeTerms& terms, const CallShape& shape, Reservation* needs);
 void reserve_guess(const SizeTerms& terms, const CallShape& shape, Reservation* needs);
 void reserve_named(const SizeTerms& terms, const CallShape& shape, Reservation* needs);
+void reserve_search(const SizeTerms& terms, const CallShape& shape, Reservation* needs);
 void reserve_long(const SizeTerms& terms, const CallShape& shape, const PrefillSize& size, Reservation* needs);
 
 }  // namespace tandem

@@ -18,6 +18,7 @@ struct LayerState {
   // The keys that the last call has named for its last query, [1 or n_kv_heads]; empty: it has named none. Of calls on
   // device tensors the thread that meets the device writes them.
   std::vector<std::vector<TokenRange>> named{};
+  bool named_on_device = false;  // a selector has named them on the device, where they are
 };
 
 struct SequenceState {

@@ -130,7 +130,9 @@ SessionWork make_session_work(const std::vector<Layer>& layers, const Reservatio
   work.n_granules = std::max(needs.n_granules, step_lists * needs.step_granules);
   work.granules_at = work.list_keys_at + device_aligned(work.n_lists * static_cast<int64_t>(sizeof(DeviceKeys)));
   work.sent_idx_at = work.granules_at + device_aligned(work.n_granules * static_cast<int64_t>(sizeof(KeyGranule)));
-  work.workspace_at = work.sent_idx_at + device_aligned(needs.sent_idx * static_cast<int64_t>(sizeof(int32_t)));
+  work.block_lists_at = work.sent_idx_at + device_aligned(needs.sent_idx * static_cast<int64_t>(sizeof(int32_t)));
+  work.search_at = work.block_lists_at + device_aligned(needs.block_list_bytes);
+  work.workspace_at = work.search_at + device_aligned(needs.search_bytes);
   work.work_bytes = work.workspace_at + device_aligned(needs.workspace_bytes);
   return work;
 }
@@ -141,7 +143,7 @@ DeviceSession::DeviceSession(const Device& device, const std::vector<Layer>& lay
       plain_layers_(layers),
       windowed_layers_(layers),
       device_tier_(device_tier),
-      geometry_(make_window_geometry(layers, policies)),
+      geometry_(make_window_geometry(layers, policies, options.pruning)),
       most_queries_(layers.size(), 0) {
   int64_t most_heads = 0;
   for (size_t l = 0; l < layers.size(); ++l)
@@ -232,6 +234,13 @@ Status DeviceSession::most_queries(size_t layer_idx, int64_t wanted, int64_t* n)
 Status DeviceSession::reserve_window(DeviceWindow& window, int64_t n_places, int64_t end, int64_t length) {
   TANDEM_TRY(window.reserve(device_tier_, geometry_, n_places, end, length));
   if (base_ == 0) base_ = window.any_page();
+  if (geometry_.kept_bytes == 0 || window.kept_lists().bytes() > 0) return {};
+  Buffer lists;
+  void* const stream = nullptr;
+  TANDEM_TRY(Buffer::create(device_tier_, geometry_.kept_bytes, Use::kKv, &lists));
+  TANDEM_TRY(call_device(device_, &DeviceTable::fill, lists.data(), 0, geometry_.kept_bytes, stream));
+  TANDEM_TRY(call_device(device_, &DeviceTable::wait, stream));
+  window.kept_lists() = std::move(lists);
   return {};
 }
 

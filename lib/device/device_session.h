@@ -5,7 +5,8 @@
 //                   tasks, a byte each
 //   work space      the module's words | descriptors of a call | of a step | states of the window | rotated queries |
 //                   states of a piece, where keys come in pieces | what long appends take | key lists of named keys, and
-//                   indices from host memory | what attend() asks for
+//                   indices from host memory | lists of query blocks that no sequence keeps | what search() asks for | what
+//                   attend() asks for
 //
 // All of it is taken when a call is larger than any before, never in between, and not at all once a call has been captured:
 // a graph holds addresses. Calls make room for a planned step of their sequences, so that a session takes as much whether
@@ -31,7 +32,7 @@ struct SessionWork {
   int64_t slot_bytes = 0, upload_bytes = 0, step_bytes = 0, shared_bytes = 0;
   int64_t flags_at = 0;  // in the shared memory: [kTaskFlags], a byte for each task
   int64_t descriptors_at = 0, step_at = 0, o_at = 0, lse_at = 0, q_at = 0, part_o_at = 0, part_lse_at = 0, prefill_at = 0,
-          list_keys_at = 0, granules_at = 0, sent_idx_at = 0, workspace_at = 0;
+          list_keys_at = 0, granules_at = 0, sent_idx_at = 0, block_lists_at = 0, search_at = 0, workspace_at = 0;
   int64_t n_lists = 0, n_granules = 0;  // key lists of named keys
   int64_t work_bytes = 0;
 };
@@ -85,6 +86,8 @@ struct WorkSpace {
   DeviceKeys* list_keys() const { return reinterpret_cast<DeviceKeys*>(begin + at.list_keys_at); }
   KeyGranule* granules() const { return reinterpret_cast<KeyGranule*>(begin + at.granules_at); }
   int32_t* sent_idx() const { return reinterpret_cast<int32_t*>(begin + at.sent_idx_at); }
+  std::byte* block_lists() const { return begin + at.block_lists_at; }
+  void* search_space() const { return begin + at.search_at; }
   void* workspace() const { return begin + at.workspace_at; }
 
  private:

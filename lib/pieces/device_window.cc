@@ -5,6 +5,8 @@
 #include <iterator>
 #include <utility>
 
+#include "lib/pieces/search_layout.h"
+
 namespace tandem {
 
 int64_t PagePlanes::lay_out(const Layer& layer, int64_t n_heads, int64_t page_len, int64_t begin, int64_t unit) {
@@ -27,7 +29,26 @@ DevicePages PagePlanes::pages(std::byte* first, int32_t page_len) const {
   return pages;
 }
 
-WindowGeometry make_window_geometry(const std::vector<Layer>& layers, const LayerPolicies& policies) {
+namespace {
+
+// Behind the page's last byte, and behind the lists of the layers before.
+void lay_out_pruned(const Layer& layer, const PruningOfLayer& pruning, int64_t n_lists, WindowGeometry* geometry) {
+  WindowGeometry::LayerPlanes& planes = geometry->layers.back();
+  for (const int64_t chunk_len : bounded_lengths(pruning)) {
+    const int64_t n_rows = std::max<int64_t>(1, kDevicePageLen / chunk_len);
+    const int64_t head_stride = n_rows * 4 * layer.k_head_dim;
+    planes.bounds.push_back({chunk_len, geometry->page_bytes, head_stride});
+    geometry->page_bytes += device_aligned(layer.n_kv_heads * head_stride);
+  }
+  DeviceSearch search;
+  planes.kept_at = geometry->kept_bytes;
+  geometry->kept_bytes += device_aligned(describe_record(pruning.decode, bounded_lengths(pruning), n_lists, &search));
+}
+
+}  // namespace
+
+WindowGeometry make_window_geometry(const std::vector<Layer>& layers, const LayerPolicies& policies,
+                                    const Pruning& pruning) {
   WindowGeometry geometry;
   for (size_t l = 0; l < layers.size(); ++l) {
     const Layer& layer = layers[l];
@@ -38,6 +59,7 @@ WindowGeometry make_window_geometry(const std::vector<Layer>& layers, const Laye
       planes.maw_at = geometry.page_bytes;
       geometry.page_bytes += int64_t{4} * layer.n_q_heads * kDevicePageLen;  // a multiple of the alignment
     }
+    if (policies[l].names_keys()) lay_out_pruned(layer, pruning.layers[l], n_key_lists(layer, pruning), &geometry);
     planes.bytes = geometry.page_bytes - planes.at[0];
   }
   return geometry;
@@ -98,6 +120,7 @@ Status DeviceWindow::reserve(Tier& device_tier, const WindowGeometry& geometry, 
   valid_.resize(geometry.layers.size());
   maw_begin_.resize(geometry.layers.size(), kNoMaw);
   is_used_.resize(geometry.layers.size(), 0);
+  kept_.resize(geometry.layers.size());
   if (n_made > 0) TANDEM_TRY(Buffer::create(device_tier, n_made * geometry.page_bytes, Use::kKv, &made));
   const auto first = static_cast<int64_t>(reinterpret_cast<uintptr_t>(made.data()));
   for (int64_t i = n_made; i-- > 0;) others.push_back(first + i * geometry.page_bytes);  // the last one is taken first
@@ -146,6 +169,7 @@ void DeviceWindow::cut(int64_t end) {
 
 void DeviceWindow::cut(size_t layer_idx, int64_t end) {
   if (valid_.empty()) return;
+  kept_[layer_idx].bounded = std::min(kept_[layer_idx].bounded, end);
   TokenRange& valid = valid_[layer_idx];
   valid.end = std::min(valid.end, end);
   if (valid.end <= valid.begin) valid = {};

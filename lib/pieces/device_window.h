@@ -3,7 +3,10 @@
 // nothing. The ring has its length from the beginning, and its places get pages as tokens come: a short sequence has as many
 // as its tokens fill. A page has every layer, so one table serves them all:
 //
-//   page:  layer 0: K head 0 [page_len rows] | K head 1 | ... | K scales | V head 0 | ... | MAW   layer 1: ...
+//   page:  layer 0: K head 0 [page_len rows] | K head 1 | ... | K scales | V head 0 | ... | MAW | bounds   layer 1: ...
+//
+// A layer whose policy prunes has bounds of its keys' chunks there (lib/tables/search.h), and beside the pages the window
+// has the lists that decode calls keep.
 //
 // The rows of a token are valid from the call that appended it, or from a copy out of the host store, until its slot is
 // written again; what is missing is copied when it is needed (lib/attend/window_fill.h).
@@ -47,10 +50,17 @@ struct WindowGeometry {
   struct LayerPlanes : PagePlanes {
     int64_t bytes = 0;    // of the layer's part of a page
     int64_t maw_at = -1;  // f32 [n_q_heads][page_len]; -1: none are kept
+    // Bounds of chunks of these lengths, [n_kv_heads] rows of a page each: data is an offset in a page.
+    struct Bounds {
+      int64_t chunk_len = 0, at = 0, head_stride = 0;
+    };
+    std::vector<Bounds> bounds;
+    int64_t kept_at = -1;  // of the layer's lists among those of the sequence; -1: none are kept
   };
   std::vector<LayerPlanes> layers;
+  int64_t kept_bytes = 0;  // lists of a sequence, of all layers
 };
-WindowGeometry make_window_geometry(const std::vector<Layer>& layers, const LayerPolicies& policies);
+WindowGeometry make_window_geometry(const std::vector<Layer>& layers, const LayerPolicies& policies, const Pruning& pruning);
 
 // Places of a ring for calls of up to q_len queries.
 int64_t ring_pages(const PolicyOptions& options, int64_t cache_page_len, int64_t q_len);
@@ -69,6 +79,20 @@ class DeviceWindow {
   const std::vector<int64_t>& table() const { return table_; }
   int64_t any_page() const;  // the address of some page; there is one
   int64_t page_of(int64_t token) const { return table_[static_cast<size_t>(token / kDevicePageLen % n_pages())]; }
+
+  // Where policies prune. bounded(): the chunks among the first so many tokens have bounds. kept_mark(): what lists were
+  // made under another mark is not true any more.
+  int64_t bounded(size_t layer_idx) const { return kept_[layer_idx].bounded; }
+  uint32_t kept_mark(size_t layer_idx) const { return kept_[layer_idx].mark; }
+  void set_bounded(size_t layer_idx, int64_t n_tokens) { kept_[layer_idx].bounded = n_tokens; }
+  void forget_lists(size_t layer_idx) {
+    if (!kept_.empty()) ++kept_[layer_idx].mark;
+  }
+  void forget_lists() {
+    for (Kept& layer : kept_) ++layer.mark;
+  }
+  Buffer& kept_lists() { return kept_lists_; }  // of all layers, zero at first
+  const Buffer& kept_lists() const { return kept_lists_; }
 
   // Says once of each layer that no device work has been asked for on its part of the pages so far.
   bool begin_use(size_t layer_idx) { return !std::exchange(is_used_[layer_idx], uint8_t{1}); }
@@ -114,6 +138,12 @@ class DeviceWindow {
   std::vector<TokenRange> valid_;  // [n_layers], as what follows
   std::vector<int64_t> maw_begin_;
   std::vector<uint8_t> is_used_;
+  struct Kept {
+    int64_t bounded = 0;
+    uint32_t mark = 1;
+  };
+  std::vector<Kept> kept_;
+  Buffer kept_lists_;
 };
 
 }  // namespace tandem

@@ -108,8 +108,9 @@ Status plan_device(const SizeTerms& terms, std::span<const int64_t> kv_lens, tan
   PlannedCalls calls{terms, {}};
   TANDEM_TRY(plan_calls(terms, kv_lens, &calls));
   const SessionWork work = make_session_work(terms.layers, calls.needs);
-  plan->device_window_bytes = calls.n_window_pages * terms.window->page_bytes;
-  plan->device_window_max_bytes = calls.needs.window_pages * terms.window->page_bytes;
+  const int64_t kept_bytes = std::ssize(kv_lens) * terms.window->kept_bytes;
+  plan->device_window_bytes = calls.n_window_pages * terms.window->page_bytes + kept_bytes;
+  plan->device_window_max_bytes = calls.needs.window_pages * terms.window->page_bytes + kept_bytes;
   plan->device_work_bytes = work.work_bytes + constants_bytes(terms.layers);
   plan->shared_bytes = work.shared_bytes + WindowStaging::bytes_of(*terms.window);
   for (size_t r = 0; r < kMostRoutes; ++r) {
@@ -166,7 +167,7 @@ Status plan_memory(const Engine& engine, std::vector<Layer> layers, const tandem
   if (engine.device() != nullptr)
     TANDEM_TRY(make_routes({*engine.device(), layers, policies, routes, geometry.extent_len(), !heads.empty(), nullptr},
                            &key_routes));
-  const WindowGeometry window = make_window_geometry(layers, policies);
+  const WindowGeometry window = make_window_geometry(layers, policies, options.pruning);
   TANDEM_TRY(plan_device(
       {engine.device(), layers, geometry, policies, options, routes, heads, key_routes, layouts_of(key_routes), &window},
       kv_lens, plan));

@@ -159,7 +159,11 @@ void HipState::write_names(const PruningRecord& record) {
   names_.window_len = record.window_len;
 }
 
-void HipState::committed(const SequenceCall&, bool) {
+void HipState::committed(const SequenceCall& call, bool) {
+  if (call.is_on_device()) {  // the search was there
+    cached_.are_valid = false;
+    return;
+  }
   for (ChunkBounds& of : bounds_) of.keep();
   hip_.sums().n_refreshes += n_run_;
   hip_.sums().judged_bytes += judged_bytes_;

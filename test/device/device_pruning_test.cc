@@ -1,16 +1,167 @@
 // SPDX-License-Identifier: MIT
-// Policy "hip" in an engine with a device: calls on device tensors and steps on a stream are refused and leave nothing
-// behind, calls on host tensors answer as in an engine without one, also after what another session has appended on the
-// device.
+// Policy "hip" on device tensors: the same answers as on the host's, in calls of all kinds, in planned steps and in the
+// replays of a graph; what is refused there leaves nothing behind. And calls on host tensors in an engine with a device.
 #include "api/pruned_world.h"
 #include "device/device_side.h"
+#include "device/step_runner.h"
+#include "one_in.h"
 
 using namespace tandem_test;
 
 namespace {
 
 std::vector<tandem_pruning_stage> some_stages() {
-  return {stage_of(TANDEM_JUDGE_BOUNDS, 16, 96, 3), stage_of(TANDEM_JUDGE_EXACT, 8, 32, 2, 32)};
+  return {stage_of(TANDEM_JUDGE_BOUNDS, 16, 96, 3), stage_of(TANDEM_JUDGE_EXACT, 8, 32, 2)};
+}
+
+// Three stages that are there from some length on, and one before that. The window of tokens that queries always attend is
+// short.
+std::vector<tandem_pruning_stage> more_stages() {
+  std::vector<tandem_pruning_stage> stages = {
+      stage_of(TANDEM_JUDGE_BOUNDS, 32, 160, 8), stage_of(TANDEM_JUDGE_DESCENT, 16, 96, 4),
+      stage_of(TANDEM_JUDGE_EXACT, 8, 48, 2), stage_of(TANDEM_JUDGE_BOUNDS, 8, 64, 3)};
+  for (tandem_pruning_stage& stage : stages) stage.from_tokens = 320;
+  stages[2].plus_next = 1;
+  stages[3].from_tokens = 0;
+  stages[3].to_tokens = 320;
+  return stages;
+}
+
+void use_policy(Side* side, const Pruned& pruned) { change_session(side, pruned.options); }
+
+// A call on the device and its twin's on the host.
+struct Twins {
+  Side side{true}, twin{false};
+  int64_t seed = 1;
+
+  explicit Twins(const Pruned& pruned) {
+    use_policy(&side, pruned);
+    use_policy(&twin, pruned);
+  }
+  void attend(int64_t n, bool appends = true) {
+    Call on_device(n, seed), on_host(n, seed);
+    ++seed;
+    for (Call* call : {&on_device, &on_host})
+      for (float& x : call->q.values) x *= 8.0f;  // so that softmax prefers some keys
+    on_device.to_device();
+    for (const auto& [call, of] : {std::pair(&on_device, &side), std::pair(&on_host, &twin)}) {
+      tandem_attend_args args = call->args(*of);
+      if (!appends) args.k = args.v = nullptr;
+      OK(tandem_attend, of->session, &args);
+    }
+    assert_close_to(on_device.output(), on_host.output(), "call " + std::to_string(seed - 1));
+  }
+  void truncate(int64_t n) {
+    for (Side* each : {&side, &twin}) OK(tandem_sequence_truncate, each->cache, each->sequence, n);
+  }
+};
+
+void answers_as_on_the_host(std::vector<tandem_pruning_stage> stages, int32_t shares_lists) {
+  Pruned pruned(32, kWindow + 8, std::move(stages));
+  pruned.pruning.shared_lists = shares_lists;
+  Twins twins(pruned);
+  for (const int64_t n : {30, 1, 1, 1, 200, 1, 1, 1, 1, 1, 5, 1, 1, 600, 1}) twins.attend(n);
+  for (int i = 0; i < 40; ++i) twins.attend(1);
+  twins.attend(1, false);
+  twins.attend(70, false);
+  twins.truncate(700);
+  for (int i = 0; i < 10; ++i) twins.attend(1);
+  twins.attend(64);
+  for (int i = 0; i < 10; ++i) twins.attend(1);
+  assert_true(twins.side.digest() == twins.twin.digest());
+}
+
+void calls_answer_as_on_the_host(void**) { answers_as_on_the_host(some_stages(), 0); }
+void many_stages_answer_as_on_the_host(void**) { answers_as_on_the_host(more_stages(), 0); }
+void shared_lists_answer_as_on_the_host(void**) { answers_as_on_the_host(more_stages(), 1); }
+
+// A fork on a device begins with lists of its own: so does the host's here, which is truncated by nothing.
+void forks_answer_as_on_the_host(void**) {
+  const Pruned pruned(16, kWindow, {stage_of(TANDEM_JUDGE_BOUNDS, 16, 96), stage_of(TANDEM_JUDGE_EXACT, 8, 32)});
+  Twins twins(pruned);
+  for (const int64_t n : {300, 1, 1}) twins.attend(n);
+  for (Side* each : {&twins.side, &twins.twin}) {
+    int64_t fork = 0;
+    OK(tandem_sequence_fork, &fork, each->cache, each->sequence);
+    each->sequence = fork;
+  }
+  for (const int64_t n : {1, 1, 90, 1}) twins.attend(n);
+}
+
+// Sessions take turns with tensors on either side.
+void tensors_may_change_sides(void**) {
+  const Pruned pruned(16, kWindow, {stage_of(TANDEM_JUDGE_BOUNDS, 16, 96), stage_of(TANDEM_JUDGE_EXACT, 8, 32)});
+  Twins twins(pruned);
+  for (const int64_t n : {150, 1, 1, 100, 1, 1, 1}) {
+    twins.attend(n);
+    Call own(n, twins.seed + 50), wanted(n, twins.seed + 50);
+    attend(twins.side, own);
+    attend(twins.twin, wanted);
+    assert_close_to(own.output(), wanted.output(), "on the host");
+  }
+}
+
+// Planned steps of two sequences of unlike lengths, call by call and as replays of one graph, while stages come to be there,
+// chunks fill up and lists grow old: the host's answers. After some steps the sequences get tokens in another way.
+void planned_steps_answer_as_on_the_host(void**) {
+  const Pruned pruned(32, kWindow + 8, more_stages());
+  Runner planned(280), replayed(280);
+  HostTwin twin(280, "all");
+  for (Side* side : {&planned.side, &replayed.side, &twin.side}) use_policy(side, pruned);
+  constexpr int64_t kOneEach[] = {1, 1};
+  for (int64_t step = 0; step < 120; ++step) {
+    for (Runner* runner : {&planned, &replayed}) {
+      runner->set_inputs(step);
+      runner->begin(kOneEach);
+      if (runner == &planned) {
+        runner->attend_layers(kOneEach);
+      } else {
+        if (runner->graph == nullptr) runner->capture(kOneEach);
+        assert_true(controls.launch(runner->graph, runner->stream));
+      }
+      runner->end();
+    }
+    const std::vector<float> wanted = twin.run_step(step);
+    assert_close_to(planned.outputs(), wanted, "step " + std::to_string(step));
+    assert_close_to(replayed.outputs(), wanted, "replayed step " + std::to_string(step));
+    if (step != 60) continue;
+    for (int32_t l = 0; l < kStepLayers; ++l) {
+      const Tensor k({90, kKvHeads, kDim}, 300 + l), v({90, kKvHeads, kDim}, 400 + l);
+      for (const auto& [side, ids] :
+           {std::pair(&planned.side, planned.ids), std::pair(&replayed.side, replayed.ids), std::pair(&twin.side, twin.ids)})
+        OK(tandem_sequence_append, side->cache, ids[0], l, &k.view, &v.view, nullptr);
+    }
+  }
+  for (int i = 0; i < 2; ++i) assert_true(planned.digest(i) == replayed.digest(i));
+}
+
+// A side that has attended a prompt and some tokens, so that lists have been kept.
+std::unique_ptr<Side> prompted(bool has_device, const Pruned& pruned) {
+  auto side = std::make_unique<Side>(has_device);
+  use_policy(side.get(), pruned);
+  for (const int64_t n : {250, 1, 1}) {
+    Call call(n, 90 + n);
+    if (has_device) call.to_device();
+    attend(*side, call);
+    if (has_device) device->wait();
+  }
+  return side;
+}
+
+// Stages run in every call here, as they do in the first one after a failure.
+void failures_take_all_back(void**) {
+  using namespace stand_in;
+  const Pruned pruned(16, kWindow, {stage_of(TANDEM_JUDGE_BOUNDS, 16, 96), stage_of(TANDEM_JUDGE_EXACT, 8, 32)});
+  for (const int64_t n : {1, 150}) {
+    const auto twin = prompted(false, pruned);
+    const RetriedCalls calls(*twin, n, 1);
+    const auto next = [](int64_t nth) { return nth + tandem::test::one_in(); };
+    const auto make = [&] { return prompted(true, pruned); };
+    if (n == 1)
+      take_back_what_fails({kCopy, kAppend, kSearch, kAttend}, calls, make, next);
+    else
+      take_back_what_fails({kCopy, kAppend, kBoundChunks, kSearch, kAttend}, calls, make, next);
+  }
 }
 
 // Side by side: what is there is the same before and after.
@@ -26,64 +177,34 @@ struct Held {
   }
 };
 
-void use_policy(Side* side, const Pruned& pruned) { change_session(side, pruned.options); }
-
-void refuses_device_tensors(void**) {
-  const Pruned pruned(16, kWindow, some_stages());
-  Side side(true);
-  use_policy(&side, pruned);
-  Call prompt(kPrompt, 3);
-  attend(side, prompt);
+void expect_refused(const Side& side, const tandem_attend_args& args, int32_t wanted, const char* field) {
   const Held before(side);
-  for (const int64_t n : {1, 5, 600}) {
-    Call call(n, 30);
-    call.to_device();
-    for (const bool asks_again : {false, true}) {
-      tandem_attend_args args = call.args(side);
-      if (asks_again) args.k = args.v = nullptr;
-      if (asks_again && n > kPrompt) continue;
-      tandem_error* error = nullptr;
-      const int32_t status = tandem_attend(side.session, &args, &error);
-      assert_refused(status, error, TANDEM_ERROR_UNSUPPORTED, "q.device_type", "layer 0 has policy \"hip\"");
-      before.expect_same(side);
-    }
-  }
+  tandem_error* error = nullptr;
+  const int32_t status = tandem_attend(side.session, &args, &error);
+  assert_refused(status, error, wanted, field, "layer 0");
+  before.expect_same(side);
 }
 
-void refuses_steps_on_streams(void**) {
+void refuses_what_no_search_takes(void**) {
   const Pruned pruned(16, kWindow, some_stages());
-  Side side(true, "all", 0, 2);
-  tandem_session_options options = pruned.options;
-  const char* const policies[] = {"all", "hip"};
-  options.layer_policies = policies;
-  options.n_layer_policies = 2;
-  change_session(&side, options);
-  for (const int32_t layer : {0, 1}) {
-    Call prompt(kPrompt, 3);
-    attend(side, prompt, layer);
+  {
+    Side side(true);
+    use_policy(&side, pruned);
+    Call guess(3, 1);
+    guess.to_device();
+    tandem_attend_args args = guess.args(side);
+    args.flags = TANDEM_ATTEND_SPECULATIVE;
+    expect_refused(side, args, TANDEM_ERROR_UNSUPPORTED, "flags");
   }
-  const Held before(side);
-  void* const stream = controls.create_stream();
-  const int64_t one = 1;
-  tandem_error* error = nullptr;
-  const int32_t status = tandem_step_begin(side.session, &side.sequence, &one, 1, stream, &error);
-  assert_refused(status, error, TANDEM_ERROR_UNSUPPORTED, "stream", "layer 1 has policy \"hip\"");
-  before.expect_same(side);
-  assert_true(controls.destroy_stream(stream));
-  // Without a stream there is nothing in its way.
-  OK(tandem_step_begin, side.session, &side.sequence, &one, 1, nullptr);
-  for (const int32_t layer : {0, 1}) {
-    Call call(1, 40);
-    attend(side, call, layer);
-  }
-  OK(tandem_step_end, side.session, nullptr);
-  assert_int_equal(side.length(1), kPrompt + 1);
-  // Layers that do not prune take device tensors.
-  Call on_device(4, 50), on_host(4, 50);
-  on_device.to_device();
-  attend(side, on_device, 0);
-  attend(side, on_host, 1);
-  assert_int_equal(side.length(0), side.length(1));
+  Side side(true);
+  Pruned small(16, kWindow, {stage_of(TANDEM_JUDGE_BOUNDS, 16, 96), stage_of(TANDEM_JUDGE_EXACT, 8, 32)});
+  small.options.window_tokens = 256;
+  use_policy(&side, small);
+  Call prompt(200, 1), too_many(57, 2), one(56, 3);
+  for (Call* call : {&prompt, &too_many, &one}) call->to_device();
+  attend(side, prompt);
+  expect_refused(side, too_many.args(side), TANDEM_ERROR_CAPACITY, "window_tokens");
+  attend(side, one);
 }
 
 void answers_host_tensors(void**) {
@@ -116,8 +237,14 @@ void answers_host_tensors(void**) {
 
 int main() {
   const CMUnitTest tests[] = {
-      cmocka_unit_test_teardown(refuses_device_tensors, forget),
-      cmocka_unit_test_teardown(refuses_steps_on_streams, forget),
+      cmocka_unit_test_teardown(calls_answer_as_on_the_host, forget),
+      cmocka_unit_test_teardown(many_stages_answer_as_on_the_host, forget),
+      cmocka_unit_test_teardown(shared_lists_answer_as_on_the_host, forget),
+      cmocka_unit_test_teardown(planned_steps_answer_as_on_the_host, forget),
+      cmocka_unit_test_teardown(forks_answer_as_on_the_host, forget),
+      cmocka_unit_test_teardown(tensors_may_change_sides, forget),
+      cmocka_unit_test_teardown(failures_take_all_back, forget),
+      cmocka_unit_test_teardown(refuses_what_no_search_takes, forget),
       cmocka_unit_test_teardown(answers_host_tensors, forget),
   };
   return cmocka_run_group_tests(tests, open_stand_in, close_stand_in);

@@ -1,0 +1,244 @@
+// SPDX-License-Identifier: MIT
+#include "lib/attend/search_call.h"
+
+#include <algorithm>
+#include <bit>
+
+#include "lib/attend/device_launch.h"
+#include "lib/machine/device_status.h"
+#include "lib/pieces/search_layout.h"
+
+namespace tandem {
+namespace {
+
+const PruningOfLayer& pruning_of(const Call& call) { return call.session.options.pruning.layers[call.facts.idx]; }
+
+// An append's last chunk may have one query: the call's kind counts.
+bool is_append(const Call& call) { return !call.calls().empty() && call.calls()[0].is_append; }
+
+const PruningRecord& record_of(const Call& call) {
+  return is_append(call) ? pruning_of(call).append : pruning_of(call).decode;
+}
+
+// Lists stay with their sequences where the call appends the one token that each queries.
+bool keeps_lists(const Call& call) { return call.appends() && !is_append(call); }
+
+int64_t list_bytes(const PruningRecord& record, int64_t n_lists) {
+  DeviceSearch search;
+  return describe_record(record, {}, n_lists, &search);
+}
+
+int32_t bounds_on(const DeviceSession& device, size_t layer_idx, DeviceBounds* bounds) {
+  const auto& kept = device.geometry().layers[layer_idx].bounds;
+  for (const auto& of : kept) {
+    bounds->data = device.pages(layer_idx).planes[kPlaneK] - device.geometry().layers[layer_idx].at[kPlaneK] + of.at;
+    bounds->head_stride = of.head_stride;
+    bounds->chunk_shift = std::countr_zero(static_cast<uint64_t>(of.chunk_len));
+    ++bounds;
+  }
+  return static_cast<int32_t>(kept.size());
+}
+
+// Of a chunk with these blocks or, in decode calls, sequences.
+DeviceSearch make_search(const SizeTerms& terms, size_t layer_idx, const PruningRecord& record) {
+  const PruningOfLayer& pruning = terms.options.pruning.layers[layer_idx];
+  DeviceSearch search;
+  search.layer = &terms.layers[layer_idx];
+  search.pages.page_len = kDevicePageLen;
+  search.shares_lists = terms.options.pruning.shares_lists ? 1 : 0;
+  describe_record(record, bounded_lengths(pruning), n_key_lists(*search.layer, terms.options.pruning), &search);
+  search.most_keys = terms.options.window_len;
+  return search;
+}
+
+struct BlockSizes {
+  int64_t block_len, part_len;
+};
+
+BlockSizes sizes_of(const PruningRecord& record, const Layer& layer) {
+  const int64_t block = record.stages[0].query_block;
+  return {block, std::min<int64_t>(block, std::max<int64_t>(1, kMostListRows / layer.group_size))};
+}
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+}  // namespace
+
+Status check_search(const Call& call) {
+  if (!call.facts.policy.names_keys()) return {};
+  const Layer& layer = call.layer();
+  const int32_t l = call.args.layer_idx;
+  if (call.args.speculative)
+    return fail(
+        TANDEM_ERROR_UNSUPPORTED, "flags",
+        "flags = TANDEM_ATTEND_SPECULATIVE in layer %d, which has policy \"%s\": on device tensors it takes no guesses", l,
+        call.facts.policy.name);
+  if (layer.group_size > kMostListRows)
+    return fail(TANDEM_ERROR_UNSUPPORTED, "q.device_type",
+                "q is in device memory, and layer %d has policy \"%s\" and %d query heads to a KV head: %d at most there", l,
+                call.facts.policy.name, layer.group_size, kMostListRows);
+  if (has_one_query_block(pruning_of(call).append)) return {};
+  return fail(TANDEM_ERROR_UNSUPPORTED, "q.device_type",
+              "q is in device memory, and stages of layer %d have different query_block: there they have one", l);
+}
+
+Status check_resident(const SessionCore& core, const SessionLayer& layer, int64_t length) {
+  if (!layer.policy.names_keys() || length <= core.options.window_len) return {};
+  return fail(
+      TANDEM_ERROR_CAPACITY, "window_tokens",
+      "window_tokens = %lld: under policy \"%s\" of layer %zu the device's window has all tokens, and these are %lld",
+      static_cast<long long>(core.options.window_len), layer.policy.name, layer.idx, static_cast<long long>(length));
+}
+
+void reserve_search(const SizeTerms& terms, const CallShape& shape, Reservation* needs) {
+  const size_t l = shape.layer_idx;
+  if (!terms.policies[l].names_keys()) return;
+  const Layer& layer = *shape.layer;
+  const int64_t n_lists = n_key_lists(layer, terms.options.pruning), n_sequences = std::ssize(shape.sequences);
+  const auto add = [&](const PruningRecord& record, const SearchBlocks& blocks) {
+    const auto [block_len, part_len, n_blocks, n_parts] = blocks;
+    DeviceSearch search = make_search(terms, l, record);
+    search.sequences.n_sequences = static_cast<int32_t>(n_blocks);
+    search.sequences.max_q_len = static_cast<int32_t>(block_len);
+    search.list_queries = static_cast<int32_t>(part_len);
+    needs->search_bytes = std::max(needs->search_bytes, terms.device->table->search_bytes(terms.device->self, &search));
+    needs->block_list_bytes = std::max(needs->block_list_bytes, n_blocks * list_bytes(record, n_lists));
+    needs->n_lists = std::max(needs->n_lists, n_parts * n_lists);
+    needs->n_granules = std::max(needs->n_granules, n_blocks * n_lists * most_granules(record));
+  };
+  const PruningOfLayer& pruning = terms.options.pruning.layers[l];
+  const int64_t n_single = std::max(n_sequences, needs->step_sequences);
+  add(pruning.decode, {1, 1, n_single, n_single});
+  if (shape.max_q_len() == 1) return;
+  const BlockSizes sizes = sizes_of(pruning.append, layer);
+  const int64_t n_rows = std::min(shape.n_tokens(), shape.most_tokens);
+  const int64_t n_blocks = n_rows / sizes.block_len + n_sequences;
+  const int64_t n_parts = n_rows / sizes.part_len + n_blocks;
+  add(pruning.append, {sizes.block_len, sizes.part_len, n_blocks, n_parts});
+  needs->add_descriptors(n_blocks + n_parts, 0);
+  needs->workspace_bytes = std::max(needs->workspace_bytes, workspace_bytes(*terms.device, layer, n_parts, sizes.part_len));
+}
+
+SearchBlocks blocks_of(const PruningRecord& record, const Layer& layer, std::span<const SequenceCall> calls) {
+  const BlockSizes sizes = sizes_of(record, layer);
+  SearchBlocks blocks{sizes.block_len, sizes.part_len, 0, 0};
+  for (const SequenceCall& of : calls) {
+    const int64_t n_whole = of.q_len / sizes.block_len, n_left = of.q_len % sizes.block_len;
+    blocks.n_blocks += n_whole + (n_left > 0 ? 1 : 0);
+    blocks.n_parts += n_whole * ceil_div(sizes.block_len, sizes.part_len) + ceil_div(n_left, sizes.part_len);
+  }
+  return blocks;
+}
+
+namespace {
+
+// Queries [first, first + n) of a sequence as one of its own.
+DeviceSequence some_queries(const DeviceSequence& whole, const SequenceCall& of, int64_t first, int64_t n) {
+  DeviceSequence some = whole;
+  some.q_len = static_cast<int32_t>(n);
+  some.first_row += static_cast<int32_t>(first);
+  some.begin = 0;
+  some.end = of.first_query + first + n;
+  some.position = of.sequence->position(of.first_query + first);
+  return some;
+}
+
+}  // namespace
+
+void describe_search(Call& chunk, const DeviceSequences& on_device, DeviceSequence* sequences) {
+  const DeviceSession& device = chunk.device();
+  const size_t l = chunk.facts.idx;
+  const int64_t n_lists = n_key_lists(chunk.layer(), chunk.session.options.pruning);
+  const int64_t of_block = list_bytes(record_of(chunk), n_lists);
+  const auto n_calls = static_cast<int32_t>(chunk.calls().size());
+  for (int32_t i = 0; i < n_calls; ++i) {
+    const SequenceCall& of = chunk.calls()[static_cast<size_t>(i)];
+    DeviceSequence& to = sequences[i];
+    to.bounded = of.window->bounded(l);
+    to.kept_mark = keeps_lists(chunk) ? of.window->kept_mark(l) : chunk.session.next_mark();
+    to.kept_lists = keeps_lists(chunk) ? of.window->kept_lists().data() + device.geometry().layers[l].kept_at
+                                       : device.work().block_lists() + i * of_block;
+    to.first_list = i;
+  }
+  if (!is_append(chunk)) return;
+  const SearchBlocks blocks = blocks_of(record_of(chunk), chunk.layer(), chunk.calls());
+  DeviceSequence *block = sequences + n_calls, *const first_part = block + blocks.n_blocks, *part = first_part;
+  int64_t n_described = 0;
+  for (int32_t i = 0; i < n_calls; ++i) {
+    const SequenceCall& of = chunk.calls()[static_cast<size_t>(i)];
+    for (int64_t t = 0; t < of.q_len; t += blocks.block_len, ++block, ++n_described) {
+      const int64_t end = std::min(of.q_len, t + blocks.block_len);
+      *block = some_queries(sequences[i], of, t, end - t);
+      block->kept_lists = device.work().block_lists() + n_described * of_block;
+      block->first_list = static_cast<int32_t>(part - first_part);
+      for (int64_t p = t; p < end; p += blocks.part_len, ++part)
+        *part = some_queries(sequences[i], of, p, std::min(end, p + blocks.part_len) - p);
+    }
+  }
+  chunk.blocks = chunk.queries = on_device;
+  chunk.blocks.sequences += n_calls;
+  chunk.blocks.n_sequences = static_cast<int32_t>(blocks.n_blocks);
+  chunk.blocks.max_q_len = static_cast<int32_t>(blocks.block_len);
+  chunk.queries.sequences += n_calls + blocks.n_blocks;
+  chunk.queries.n_sequences = static_cast<int32_t>(blocks.n_parts);
+  chunk.queries.max_q_len = static_cast<int32_t>(blocks.part_len);
+}
+
+Status bound_chunks(const Call& call, const DeviceSequences& sequences) {
+  const DeviceSession& device = call.device();
+  const size_t l = call.facts.idx;
+  DeviceBoundChunks bounds;
+  bounds.n_bounds = bounds_on(device, l, bounds.bounds);
+  if (bounds.n_bounds == 0) return {};
+  // A search that keeps lists makes the bounds of the newest chunk of each length.
+  const auto lacks = [&](const SequenceCall& of) {
+    const int64_t end = keeps_lists(call) ? of.first_query : of.length;
+    return std::any_of(bounds.bounds, bounds.bounds + bounds.n_bounds, [&](const DeviceBounds& level) {
+      const int64_t n = (end >> level.chunk_shift) - (of.window->bounded(l) >> level.chunk_shift);
+      return keeps_lists(call) ? n > 1 : n > 0;
+    });
+  };
+  if (std::none_of(call.calls().begin(), call.calls().end(), lacks)) return {};
+  bounds.layer = &device.layer(l, false);
+  bounds.pages = device.pages(l);
+  bounds.sequences = sequences;
+  bounds.sequences.max_keys = 0;  // of this call: it is never replayed
+  for (const SequenceCall& of : call.calls()) bounds.sequences.max_keys = std::max(bounds.sequences.max_keys, of.length);
+  return call_device(device.device(), &DeviceTable::bound_chunks, &bounds, call.args.stream);
+}
+
+Status search_keys(Call& call, const DeviceSequences& sequences, const DeviceAppend& append) {
+  if (!call.facts.policy.names_keys()) return {};
+  const DeviceSession& device = call.device();
+  const size_t l = call.facts.idx;
+  const bool has_blocks = call.blocks.sequences != nullptr, is_planned = call.task == nullptr;
+  const PruningRecord& record = has_blocks ? pruning_of(call).append : pruning_of(call).decode;
+  const int64_t n_lists = n_key_lists(call.layer(), call.session.options.pruning);
+  if (!is_planned) TANDEM_TRY(bound_chunks(call, sequences));
+  DeviceSearch search = make_search(call.session.terms(), l, record);
+  search.layer = &device.layer(l, false);
+  search.pages = device.pages(l);
+  search.sequences = has_blocks ? call.blocks : sequences;
+  search.q = attended_q(append);
+  search.n_bounds = bounds_on(device, l, search.bounds);
+  search.keeps_lists = has_blocks ? 0 : 1;
+  search.workspace = device.work().search_space();
+  search.keys = device.work().list_keys();
+  search.granules = device.work().granules();
+  search.n_granules = static_cast<int32_t>(most_granules(record));
+  search.list_queries = has_blocks ? call.queries.max_q_len : 1;
+  if (append.epoch != 0) search.append = &append;
+  const auto n = static_cast<int32_t>(n_lists);
+  call.lists = {search.keys, search.granules, n, n, 1, 1};
+  return call_device(device.device(), &DeviceTable::search, &search, call.args.stream);
+}
+
+void commit_search(const Call& chunk, const SequenceCall& of) {
+  if (!chunk.facts.policy.names_keys() || chunk.args.speculative) return;
+  const size_t l = chunk.facts.idx;
+  const int64_t n_bounded = keeps_lists(chunk) ? of.first_query : of.length;
+  of.state->named_on_device = true;
+  of.window->set_bounded(l, std::max(of.window->bounded(l), n_bounded));
+}
+
+}  // namespace tandem
