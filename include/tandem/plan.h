@@ -147,8 +147,8 @@ typedef struct tandem_session_stats {
   int64_t predicted_part_ns;      /* that, by tandem_plan's program */
   int64_t planned_part_ns;        /* and what they took, from the queries having arrived to the last of CPU and bus */
   int64_t streamed_x_bytes;       /* hidden states that crossed the bus, of which K and V were made on the device */
-  int64_t judged_kv_bytes;        /* K, and bounds of K, that policy "hip" read to choose keys. In a descent each query head reads keys of
-                                     its own; this counts those of one query head */
+  int64_t judged_kv_bytes;        /* K, and bounds of K, that policy "hip" read in host memory to choose keys. In a descent each query head
+                                     reads keys of its own; this counts those of one query head */
 } tandem_session_stats;
 #define TANDEM_SESSION_STATS_INIT \
   { sizeof(tandem_session_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 \
@@ -160,7 +160,8 @@ TANDEM_API int32_t tandem_session_get_stats(tandem_session_stats *stats, const t
  * Writes at most `capacity`; *n_kept gets their number. Waits for a refresh in flight. maw (NULL: not wanted) gets, for
  * query head q_head_idx of the group, the share of each key selected outside window and sinks: they sum to 1 over these
  * keys; 0 for the others. After a call that has named its keys (selection.h), those of the sequence's last query in it, until
- * the next call of the layer or a change of the sequence. Errors: BUSY (the sequence is part of an open planned step). */
+ * the next call of the layer or a change of the sequence. Errors: BUSY (the sequence is part of an open planned step), UNSUPPORTED
+ * (sequence: policy "hip" found the keys of its last query on the device, and they stay there). */
 TANDEM_API int32_t tandem_session_selection(int64_t *token_idx, float *maw, int64_t capacity, int64_t *n_kept,
                                             tandem_session *session, int64_t sequence, int32_t layer_idx, int32_t kv_head_idx,
                                             int32_t q_head_idx, tandem_error **error);

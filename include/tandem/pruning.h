@@ -17,7 +17,11 @@
  *
  * In decode calls the stages' lists are kept with the sequence, and a stage runs again when refresh_interval tokens have come
  * since it ran last, or when a stage before it runs. After an append, a truncation or a removal all stages run. So that no key is
- * forgotten in between, chunks are looked at up to the longest refresh_interval - 1 tokens inside the window. */
+ * forgotten in between, chunks are looked at up to the longest refresh_interval - 1 tokens inside the window.
+ *
+ * Calls on device tensors are searched on the device. It has all keys of the sequences then: the session's window_tokens is at least
+ * their length, else a call fails with CAPACITY (window_tokens). There all stages run in a fork's first decode call, too.
+ * SPECULATIVE calls and records whose stages differ in query_block are UNSUPPORTED (flags, q.device_type). */
 #ifndef TANDEM_PRUNING_H_
 #define TANDEM_PRUNING_H_
 
