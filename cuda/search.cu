@@ -12,8 +12,8 @@ namespace {
 using SearchKernel = void (*)(SearchCall);
 using BoundChunksKernel = void (*)(BoundChunksCall);
 
-constexpr int32_t kBlocksAtOnce = 2;    // of a multiprocessor; of judges that read keys in f32 one
-constexpr int64_t kRounds = 4;          // of such blocks, where there are many
+constexpr int32_t kBlocksAtOnce = 2;    // that a multiprocessor runs; where a judge reads keys in f32 it runs one
+constexpr int64_t kRounds = 4;          // that the device runs so many blocks, where there is work for more
 constexpr int32_t kMostPieces = 128;    // of a KV head's candidates
 constexpr int32_t kMostBlocks = 65535;  // of a grid's second and third dimension
 constexpr int32_t kMostQueries = 64;    // of a block
@@ -109,8 +109,8 @@ int32_t n_pieces_of(const DeviceSearch& call, int32_t idx, int32_t n_multiproces
   return static_cast<int32_t>(std::clamp<int64_t>(n_wanted, 1, most_pieces(call, idx)));
 }
 
-// Room for the sums of all pieces of all query blocks and KV heads: enough for calls of fewer blocks, which have more
-// pieces.
+// How many sums all pieces of all query blocks and KV heads have. A call of fewer query blocks has more pieces for each, so
+// this is enough for such calls, too.
 int64_t most_sums(const DeviceSearch& call, int32_t idx, int32_t n_multiprocessors) {
   const int64_t n_pairs = n_pairs_of(call);
   const int64_t n = std::max(kRounds * n_at_once_of(call, idx, n_multiprocessors), n_pairs);
@@ -321,7 +321,8 @@ int32_t launch_search(const DeviceSearch& call, const LaunchOn& on, DeviceError*
   described.sm_scale = call.layer->sm_scale;
   for (int32_t i = 0; i < call.n_stages; ++i) described.list_bytes[i] = kept_list_bytes(call.stages[i].most_kept);
   plan_room(call, on.n_multiprocessors, &described);
-  if (call.append != nullptr && runs_beside(*call.append, on.capability)) {
+  // A first stage that normalises reads the append's rows, by loads that take what they read for constant: it waits.
+  if (call.append != nullptr && !may_normalise(call, 0) && runs_beside(*call.append, on.capability)) {
     described.rows_written = rows_written(call.append->exchange);
     described.epoch = call.append->epoch;
   }

@@ -32,7 +32,7 @@ struct SearchCall {
   int32_t most_tiles;                     // of eight query rows each, that shared memory has room for
   int64_t list_bytes[kMostSearchStages];  // from one kept list of a stage to the next
   float sm_scale;
-  // Work space. What has one entry for each block is indexed by the block of queries first.
+  // The work space has these areas, each with [n_query_blocks] in front.
   int32_t* counters;  // [n_lists]: blocks that have judged; 0 between calls
   uint32_t* ordered;  // [n_lists][most_candidates]: scores as numbers that order as they do
   int32_t* best;      // [n_lists][most_best]: what is kept by score where the next chunks are kept, too
@@ -48,6 +48,6 @@ struct BoundChunksCall {
 };
 
 inline constexpr int kSearchWarps = 8, kBoundWarps = 8;  // of a block
-inline constexpr int32_t kMostSearchLists = 16384;       // that counters have room for
+inline constexpr int32_t kMostSearchLists = 65536;       // that counters have room for
 
 }  // namespace tandem::cuda

@@ -74,7 +74,8 @@ type SessionOptions struct {
 	// best left to "all".
 	LayerPolicies []string
 
-	// Newest tokens, always attended, resident on the device; -1: 4096; 0: none.
+	// Newest tokens, always attended, resident on the device; -1: 4096; 0: none. Under "hip" it says where keys are and
+	// nothing else: calls on device tensors want it as long as their sequences become.
 	WindowTokens int64
 
 	// First tokens, always attended; -1: 64; 0: none.

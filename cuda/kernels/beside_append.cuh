@@ -14,7 +14,12 @@ namespace tandem::cuda {
 // append writes these only after every kernel before it has ended, so whoever sees the rows sees those kernels' results,
 // too.
 __device__ inline void wait_for_rows(const DecodeCall& call) {
-  if (call.rows_written == nullptr) return wait_for_kernel_before();
+  if (call.rows_written == nullptr) {
+    wait_for_kernel_before();
+    // The kernel before, a search, may have run beside the append, which may not have ended yet.
+    if (call.lists.are_written_by_kernels != 0) asm volatile("fence.proxy.async;\n" ::: "memory");
+    return;
+  }
   if (threadIdx.x == 0) {
     int64_t written = 0;
     do asm volatile("ld.acquire.gpu.s64 %0, [%1];\n" : "=l"(written) : "l"(call.rows_written) : "memory");

@@ -110,7 +110,8 @@ __global__ void __launch_bounds__(32 * kBoundWarps, 2) bound_chunks_kernel(const
   }
 }
 
-// Of a search: each level's newest chunk that is complete before token p0, of one KV head. A warp for each level.
+// A search calls this: for one KV head it bounds the newest chunk of each length that is complete before token p0. Each
+// length has a warp.
 __device__ __noinline__ void bound_newest(const SearchCall& call, const DeviceSequence& sequence, int64_t p0) {
   const int level = static_cast<int>(threadIdx.x / 32);
   static_assert(kSearchWarps >= kMostSearchStages);

@@ -161,7 +161,8 @@ __device__ inline bool wait_for_slot(const DeviceExchange& exchange, const Stand
 }
 
 // Of every thread of every block of an append, behind its writes to the window: the last block says that it has the rows.
-// The copy engine may read them: who waits for the epoch has the fence of kinds of access for that (beside_append.cuh).
+// The copy engine may read them: attention has the fence of kinds of access for that, whether it waits for the epoch itself
+// or for a search that did (beside_append.cuh).
 __device__ inline void say_rows_written(const DeviceExchange& exchange, int64_t epoch) {
   __syncthreads();
   if (threadIdx.x != 0) return;

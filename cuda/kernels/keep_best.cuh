@@ -91,7 +91,7 @@ __device__ inline uint32_t ordered_score(const SearchCall& call, const SearchJob
 
 // ---- the last that is kept -----------------------------------------------------------------------------------------------
 
-// Of whole warps: the threads of `active` count a digit each.
+// Whole warps call this. Each thread whose `counts` is set counts one digit.
 __device__ inline void count_digit(bool counts, int digit, KeepRoom& room) {
   const unsigned active = __ballot_sync(~0u, counts);
   if (!counts) return;

@@ -23,8 +23,8 @@ __device__ __noinline__ void finish_stage(const SearchCall& call, const SearchJo
   if (job.own == nullptr || job.is_last != 0) write_list(call, job, room);
 }
 
-// The first launch waits for the rows of an append that runs beside it: who sees these sees what kernels before the append
-// have written. The others wait for the launch before.
+// The first launch may run beside an append, and waits for the append's rows alone. The append has waited for all kernels
+// before it, so their results are there, too. The other launches wait for the launch before.
 __device__ inline void wait_for_stage(const SearchCall& call) {
   if (call.stage > 0 || call.rows_written == nullptr) return wait_for_before();
   if (threadIdx.x == 0)
@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(32 * kSearchWarps, Judge::kBlocks) search_kern
     job.sequence = call.search.sequences.sequences[blockIdx.z];
     describe_job(call, job);
   }
-  __syncthreads();  // compilers have other threads read the job early, whatever they do with it
+  __syncthreads();  // a compiler may let other threads load parts of the job before they know that they need not
   wait_for_stage(call);
   if (threadIdx.x == 0) find_task(call, job);
   __syncthreads();

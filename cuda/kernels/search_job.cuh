@@ -48,7 +48,7 @@ __device__ inline bool is_there(const DeviceSearchStage& stage, int64_t n_seen) 
   return n_seen >= stage.from_len && (stage.to_len == 0 || n_seen < stage.to_len);
 }
 
-// Of the stages up to `before`, the last that is there; -1: none.
+// Returns the last stage before stage `before` that is there; -1: none is.
 __device__ inline int last_place(uint32_t places, int before) {
   return 31 - __clz(static_cast<int>(places & ((1u << before) - 1)));
 }
@@ -97,7 +97,7 @@ __device__ inline Candidates find_candidates(const SearchCall& call, const Searc
   return from;
 }
 
-// Of one thread: what follows from the sequence and the record alone.
+// One thread calls this. It finds what follows from the sequence and the record alone.
 __device__ inline void describe_job(const SearchCall& call, SearchJob& job) {
   const DeviceSearch& search = call.search;
   const bool shares = search.shares_lists != 0;
@@ -125,8 +125,8 @@ __device__ inline void describe_job(const SearchCall& call, SearchJob& job) {
   if (job.place_before >= 0) job.before = list_of(call, job.sequence, job.place_before, job.list);
 }
 
-// Of the same thread, behind what searches before have left. All blocks of a list come to the same result: its head changes
-// when they all have looked at it, or in a way that leaves them nothing to do.
+// The same thread calls this once the results of the launches before are there. All blocks of a list come to the same
+// result: its head changes when they all have looked at it, or in a way that leaves them nothing to do.
 __device__ inline void find_task(const SearchCall& call, SearchJob& job) {
   if (job.sequence.q_len == 0) return;
   const DeviceSearchStage& stage = call.search.stages[call.stage];

@@ -162,7 +162,7 @@ struct ExactKeys {
   }
 };
 
-// Of a row: its largest logit, and the sum of exponentials relative to it.
+// Adds a logit of a row to its largest logit and its sum of exponentials relative to that.
 __device__ inline void add_logit(float_pair& to, float logit) {
   if (logit == -INFINITY) return;
   if (logit > to.most) {
@@ -265,7 +265,7 @@ struct ExactJudge {
     leave_sums(call, sums, first_row, n_rows);
   }
 
-  // Of the block, over its lanes and warps.
+  // Sums over the lanes and warps of the block, and leaves the block's sums in the work space.
   __device__ static void leave_sums(const SearchCall& call, float_pair (&sums)[2], int first_row, int n_rows) {
     __shared__ float_pair of_warps[kSearchWarps][kColumns];
     const int lane = static_cast<int>(threadIdx.x % 32);

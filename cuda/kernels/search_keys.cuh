@@ -75,7 +75,7 @@ struct QueryRows {
   }
 };
 
-// Four numbers of a row from `at` on. Of bounds: of [numbers below 0 | numbers above 0].
+// Reads four numbers of a row from `at` on. Against bounds the row is [numbers below 0 | numbers above 0].
 template <bool kIsOfBounds>
 __device__ inline void read_four(const QueryRows& rows, int row, int at, int dim, float* x) {
   const bool is_upper = kIsOfBounds && at >= dim;

@@ -119,7 +119,8 @@ struct StoredEight {
   }
 };
 
-// Of a query's row, where its heads are: kPlain, bf16 in sixteens of bytes; else of any type, anywhere.
+// Eight numbers of a query's row. kPlain: the row is bf16 and begins at a multiple of 16 bytes; else it has any type and
+// begins anywhere.
 template <bool kPlain>
 struct QueryEight {
   static constexpr int kParts = kPlain ? 1 : 3;

@@ -22,8 +22,8 @@ typedef struct tandem_memory_plan {
   int64_t host_kv_bytes;       /* pages of K and V, and of hidden states */
   int64_t host_session_bytes;  /* MAW and selection tables of one session */
   int64_t selection_max_bytes; /* upper bound */
-  int64_t device_window_bytes; /* windows, for calls of one query a sequence: as many pages as the tokens fill; 0 without a device
-                                * backend */
+  int64_t device_window_bytes; /* windows, for calls of one query a sequence: as many pages as the tokens fill, under "hip" with bounds
+                                * and lists; 0 without a device backend. A plan may be of sequences longer than calls under "hip" take */
   int64_t device_work_bytes;   /* states, descriptors, work space, for the same calls, in planned steps or not */
   int64_t kv_token_bytes;      /* K and V of one token in all layers */
   int64_t shared_bytes;        /* pinned host memory: to hand over, and 32 MiB to fill windows, taken by the first call that does */
@@ -121,11 +121,11 @@ typedef struct tandem_session_stats {
   int32_t reserved;
   int64_t n_attends;              /* calls */
   int64_t n_query_tokens;         /* queries, per layer */
-  int64_t resident_kv_bytes_read; /* K and V read by attention inside the window */
+  int64_t resident_kv_bytes_read; /* K and V read by attention inside the window; of calls under "hip" on device tensors an upper bound */
   int64_t host_kv_bytes_read;     /* outside it: sinks, selected or all keys, the union over a query group */
   int64_t dense_kv_bytes;         /* what policy "all" would have read in the same calls */
   int64_t evicted_tokens;         /* per layer */
-  int64_t n_refreshes;            /* selections made: at evictions and re-evaluations */
+  int64_t n_refreshes;            /* selections made: at evictions and re-evaluations. This and the next leave out what "hip" finds on a device */
   int64_t selected_keys;          /* now, over layers, sequences and KV heads */
   int64_t host_keys;              /* now: what they were selected from, sinks not counted */
   int64_t attend_ns;

@@ -21,7 +21,8 @@
  *
  * Calls on device tensors are searched on the device. It has all keys of the sequences then: the session's window_tokens is at least
  * their length, else a call fails with CAPACITY (window_tokens). There all stages run in a fork's first decode call, too.
- * SPECULATIVE calls and records whose stages differ in query_block are UNSUPPORTED (flags, q.device_type). */
+ * SPECULATIVE calls are UNSUPPORTED there (flags), and appends by records whose stages differ in query_block and layers with more
+ * than 64 query heads to a KV head (q.device_type). A planned step has one token of a sequence. */
 #ifndef TANDEM_PRUNING_H_
 #define TANDEM_PRUNING_H_
 

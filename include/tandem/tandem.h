@@ -405,7 +405,8 @@ typedef struct tandem_session_options {
   const char *const *layer_policies; /* names of policies, one for each layer, or NULL: policy is for all layers. Layers whose
                                         attention no few keys can hold are best left to "all" */
   int64_t n_layer_policies;          /* layers of the model; 0 with NULL */
-  int64_t window_tokens;  /* newest tokens, always attended, resident on the device; -1: 4096; 0: none */
+  int64_t window_tokens;  /* newest tokens, always attended, resident on the device; -1: 4096; 0: none. Under "hip" it says where keys
+                           * are and nothing else: calls on device tensors want it as long as their sequences become */
   int64_t sink_tokens;    /* first tokens, always attended; -1: 64; 0: none */
   float alpha;            /* MAW factor in (0, 1]; 0: 0.3 */
   float beta;             /* MAW threshold factor, >= 0; -1: 1 */
@@ -551,8 +552,9 @@ TANDEM_API int32_t tandem_session_commit(tandem_session *session, int64_t sequen
  * the step; these calls launch kernels and do nothing else, may be captured in a CUDA graph, and in later steps a replay of
  * the graph stands for them. A graph serves steps of at most as many tokens, and tokens of a sequence, as the one it was
  * captured in; it may be replayed once a step. From the first captured call on a session takes no larger steps than before:
- * CAPACITY, as are more than 1,024 tokens, and more than one token of a sequence with policy "streaming" and window_tokens = 0, and
- * in layers with a sliding window where tokens have been removed before. n_sequences is not 0, attend calls that are not captured are on the same stream,
+ * CAPACITY, as are more than 1,024 tokens, and more than one token of a sequence with policy "streaming" and window_tokens = 0, with
+ * policy "hip", and in layers with a sliding window where tokens have been removed before; and sequences longer than window_tokens with
+ * policy "hip". n_sequences is not 0, attend calls that are not captured are on the same stream,
  * and none is TANDEM_ATTEND_PARTIAL. UNSUPPORTED as tandem_attend() with device tensors, and with routes "stream",
  * "host+stream" and "recompute". Until the step ends its sequences are neither read nor hashed
  * (BUSY).

@@ -101,7 +101,7 @@ void describe_queries(const Call& chunk, DeviceSequence* sequences) {
 static int64_t n_behind(const Call& chunk) {
   if (chunk.args.speculative || (chunk.args.named != nullptr && chunk.task->shape.max_q_len > 1))
     return chunk.args.q.n_tokens;
-  if (!chunk.facts.policy.names_keys() || !chunk.calls()[0].is_append) return 0;
+  if (!searches(chunk) || !chunk.calls()[0].is_append) return 0;
   const PruningRecord& record = chunk.session.options.pruning.layers[chunk.facts.idx].append;
   const SearchBlocks blocks = blocks_of(record, chunk.layer(), chunk.calls());
   return blocks.n_blocks + blocks.n_parts;
@@ -114,7 +114,7 @@ Status upload_descriptors(Call& chunk, DeviceSequences* sequences) {
   std::byte* const upload = device.shared().upload(chunk.task->idx);
   std::byte* const there = device.work().descriptors();
   const int64_t n_others = n_behind(chunk);
-  const bool is_pruned = chunk.facts.policy.names_keys();
+  const bool is_pruned = searches(chunk);
   const auto n_described = static_cast<int64_t>(calls.size()) + n_others;
   int64_t bytes = n_described * static_cast<int64_t>(sizeof(DeviceSequence));
   chunk.lists = lists_at(chunk, there + bytes);

@@ -197,7 +197,8 @@ Status DeviceLane::next_chunk(Call& call, ChunkPlace* place, Chunk* chunk) {
     // Kernels are told the position of the first.
     const int64_t n_near =
         call.layer().rope != nullptr ? consecutive(whole.sequence->positions, first_query, n_left) : n_left;
-    const int64_t n = whole_blocks(call, n_near, whole.q_len - place->query);
+    // A gap in the positions ends a query block, too.
+    const int64_t n = n_near < n_left ? n_near : whole_blocks(call, n_left, whole.q_len - place->query);
     if (n == 0) break;  // the next chunk begins with the block
     SequenceCall& part = calls.emplace_back(whole);
     part.q_len = n;

@@ -30,7 +30,6 @@ DeviceAttend window_of(const Call& call, const DeviceAppend& append, bool merges
 Status attend_window(const Call& call, const DeviceAttend& window);
 // The pieces of the task's launches, whose states are added to those of the window in the session's o() and lse().
 Status attend_pieces(const Call& chunk, const DeviceAttend& window);
-// leaves_finished: attend_window() has finished the rows of sequences without a host part.
 struct MergeWork {
   bool leaves_finished = false;   // attend() has finished the rows of sequences without a host part
   bool waits_for_append = false;  // no kernel before it has waited for the append's end

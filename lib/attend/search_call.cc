@@ -39,7 +39,13 @@ int32_t bounds_on(const DeviceSession& device, size_t layer_idx, DeviceBounds* b
   return static_cast<int32_t>(kept.size());
 }
 
-// Of a chunk with these blocks or, in decode calls, sequences.
+// Tokens of a sequence that a search takes.
+int64_t most_searched(const PolicyOptions& options) {
+  constexpr int64_t kMost = (int64_t{1} << 30) - 1;  // that a device's module takes
+  return std::min(options.window_len, kMost);
+}
+
+// What all searches of the layer by this record have in common.
 DeviceSearch make_search(const SizeTerms& terms, size_t layer_idx, const PruningRecord& record) {
   const PruningOfLayer& pruning = terms.options.pruning.layers[layer_idx];
   DeviceSearch search;
@@ -47,7 +53,7 @@ DeviceSearch make_search(const SizeTerms& terms, size_t layer_idx, const Pruning
   search.pages.page_len = kDevicePageLen;
   search.shares_lists = terms.options.pruning.shares_lists ? 1 : 0;
   describe_record(record, bounded_lengths(pruning), n_key_lists(*search.layer, terms.options.pruning), &search);
-  search.most_keys = terms.options.window_len;
+  search.most_keys = most_searched(terms.options);
   return search;
 }
 
@@ -64,30 +70,49 @@ int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 }  // namespace
 
+Status check_searched(const SessionLayer& layer) {
+  if (!layer.policy.names_keys() || layer.layer.group_size <= kMostListRows) return {};
+  return fail(TANDEM_ERROR_UNSUPPORTED, "q.device_type",
+              "q is in device memory, and layer %zu has policy \"%s\" and %d query heads to a KV head: %d at most there",
+              layer.idx, layer.policy.name, layer.layer.group_size, kMostListRows);
+}
+
 Status check_search(const Call& call) {
   if (!call.facts.policy.names_keys()) return {};
-  const Layer& layer = call.layer();
   const int32_t l = call.args.layer_idx;
+  TANDEM_TRY(check_searched(call.facts));
   if (call.args.speculative)
     return fail(
         TANDEM_ERROR_UNSUPPORTED, "flags",
         "flags = TANDEM_ATTEND_SPECULATIVE in layer %d, which has policy \"%s\": on device tensors it takes no guesses", l,
         call.facts.policy.name);
-  if (layer.group_size > kMostListRows)
-    return fail(TANDEM_ERROR_UNSUPPORTED, "q.device_type",
-                "q is in device memory, and layer %d has policy \"%s\" and %d query heads to a KV head: %d at most there", l,
-                call.facts.policy.name, layer.group_size, kMostListRows);
-  if (has_one_query_block(pruning_of(call).append)) return {};
+  const int64_t* const q_lens = call.args.q_lens;
+  const bool has_append = std::any_of(q_lens, q_lens + call.args.n_sequences, [](int64_t n) { return n > 1; });
+  if (!has_append || has_one_query_block(pruning_of(call).append)) return {};
   return fail(TANDEM_ERROR_UNSUPPORTED, "q.device_type",
               "q is in device memory, and stages of layer %d have different query_block: there they have one", l);
 }
 
 Status check_resident(const SessionCore& core, const SessionLayer& layer, int64_t length) {
-  if (!layer.policy.names_keys() || length <= core.options.window_len) return {};
+  if (!layer.policy.names_keys() || length <= most_searched(core.options)) return {};
   return fail(
       TANDEM_ERROR_CAPACITY, "window_tokens",
-      "window_tokens = %lld: under policy \"%s\" of layer %zu the device's window has all tokens, and these are %lld",
-      static_cast<long long>(core.options.window_len), layer.policy.name, layer.idx, static_cast<long long>(length));
+      "window_tokens = %lld: under policy \"%s\" of layer %zu the device's window has all tokens, up to %lld, and these "
+      "are %lld",
+      static_cast<long long>(core.options.window_len), layer.policy.name, layer.idx,
+      static_cast<long long>(most_searched(core.options)), static_cast<long long>(length));
+}
+
+bool searches(const Call& chunk) {
+  if (!chunk.facts.policy.names_keys()) return false;
+  const PruningRecord& record = record_of(chunk);
+  const auto have_kernels = [&](int64_t q_len) {
+    int64_t n = 0;
+    return chunk.device().most_queries(chunk.facts.idx, q_len, &n).ok() && n == q_len;
+  };
+  return std::any_of(chunk.calls().begin(), chunk.calls().end(), [&](const SequenceCall& of) {
+    return !keeps_all(record, of.length, !of.is_append) || !have_kernels(of.q_len);
+  });
 }
 
 void reserve_search(const SizeTerms& terms, const CallShape& shape, Reservation* needs) {
@@ -104,10 +129,10 @@ void reserve_search(const SizeTerms& terms, const CallShape& shape, Reservation*
     needs->search_bytes = std::max(needs->search_bytes, terms.device->table->search_bytes(terms.device->self, &search));
     needs->block_list_bytes = std::max(needs->block_list_bytes, n_blocks * list_bytes(record, n_lists));
     needs->n_lists = std::max(needs->n_lists, n_parts * n_lists);
-    needs->n_granules = std::max(needs->n_granules, n_blocks * n_lists * most_granules(record));
+    needs->n_granules = std::max(needs->n_granules, n_blocks * n_lists * most_granules(record, terms.options.window_len));
   };
   const PruningOfLayer& pruning = terms.options.pruning.layers[l];
-  const int64_t n_single = std::max(n_sequences, needs->step_sequences);
+  const int64_t n_single = std::max({n_sequences, needs->step_sequences, shape.held_sequences});
   add(pruning.decode, {1, 1, n_single, n_single});
   if (shape.max_q_len() == 1) return;
   const BlockSizes sizes = sizes_of(pruning.append, layer);
@@ -208,10 +233,11 @@ Status bound_chunks(const Call& call, const DeviceSequences& sequences) {
 }
 
 Status search_keys(Call& call, const DeviceSequences& sequences, const DeviceAppend& append) {
-  if (!call.facts.policy.names_keys()) return {};
+  const bool is_planned = call.task == nullptr;  // a graph is replayed while sequences grow
+  if (!call.facts.policy.names_keys() || (!is_planned && !searches(call))) return {};
   const DeviceSession& device = call.device();
   const size_t l = call.facts.idx;
-  const bool has_blocks = call.blocks.sequences != nullptr, is_planned = call.task == nullptr;
+  const bool has_blocks = call.blocks.sequences != nullptr;
   const PruningRecord& record = has_blocks ? pruning_of(call).append : pruning_of(call).decode;
   const int64_t n_lists = n_key_lists(call.layer(), call.session.options.pruning);
   if (!is_planned) TANDEM_TRY(bound_chunks(call, sequences));
@@ -225,7 +251,7 @@ Status search_keys(Call& call, const DeviceSequences& sequences, const DeviceApp
   search.workspace = device.work().search_space();
   search.keys = device.work().list_keys();
   search.granules = device.work().granules();
-  search.n_granules = static_cast<int32_t>(most_granules(record));
+  search.n_granules = static_cast<int32_t>(most_granules(record, call.session.options.window_len));
   search.list_queries = has_blocks ? call.queries.max_q_len : 1;
   if (append.epoch != 0) search.append = &append;
   const auto n = static_cast<int32_t>(n_lists);
@@ -238,6 +264,7 @@ void commit_search(const Call& chunk, const SequenceCall& of) {
   const size_t l = chunk.facts.idx;
   const int64_t n_bounded = keeps_lists(chunk) ? of.first_query : of.length;
   of.state->named_on_device = true;
+  if (!searches(chunk)) return;  // nothing has been bounded
   of.window->set_bounded(l, std::max(of.window->bounded(l), n_bounded));
 }
 

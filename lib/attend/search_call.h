@@ -13,10 +13,15 @@
 
 namespace tandem {
 
-// UNSUPPORTED: a guess, records or a group that no search takes.
+// UNSUPPORTED: a group that no search takes; in a call also a guess, and an append whose stages have blocks of several
+// lengths.
+Status check_searched(const SessionLayer& layer);
 Status check_search(const Call& call);
 // CAPACITY (window_tokens): the window cannot have all of so many tokens.
 Status check_resident(const SessionCore& core, const SessionLayer& layer, int64_t length);
+// Whether the device searches for the keys of a chunk. It does not where every query attends all keys anyway, unless no
+// other kernel takes so many queries. Planned steps always search, as sequences grow while a graph is replayed.
+bool searches(const Call& chunk);
 // Query blocks and their parts in a chunk of an append, and how many there are at most in one of n_rows rows.
 struct SearchBlocks {
   int64_t block_len = 0, part_len = 0;  // queries
@@ -25,8 +30,8 @@ struct SearchBlocks {
 SearchBlocks blocks_of(const PruningRecord& record, const Layer& layer, std::span<const SequenceCall> calls);
 // Tells the sequences of a decode call where their lists are; describes the blocks of an append and their parts behind them.
 void describe_search(Call& chunk, const DeviceSequences& on_device, DeviceSequence* sequences);
-// Bounds that keys lack and the search may ask for, of a call whose rows are in the window. Of a planned step this comes
-// before its layers' calls, which make those of newer chunks themselves.
+// Makes the bounds that the sequences' keys lack. The rows of the call are in the window by then. A planned step calls this
+// before its layers are attended; their searches then bound newer chunks themselves.
 Status bound_chunks(const Call& call, const DeviceSequences& sequences);
 // Finds the keys and points call.lists at them.
 Status search_keys(Call& call, const DeviceSequences& sequences, const DeviceAppend& append);

@@ -28,7 +28,9 @@ bool are_alike(Layer a, const Layer& b) {
   return a == b;
 }
 
+// Layers whose policy prunes have records of their own.
 size_t first_like(const std::vector<SessionLayer>& layers, const SessionLayer& layer) {
+  if (layer.policy.names_keys()) return layer.idx;
   const auto found = std::find_if(layers.begin(), layers.end(), [&](const SessionLayer& other) {
     return other.heads == nullptr && layer.heads == nullptr && &other.policy == &layer.policy &&
            are_alike(other.layer, layer.layer);

@@ -34,8 +34,8 @@ class SessionStates;
 // What calls of one layer have in common.
 struct SessionLayer {
   size_t idx;
-  // The first layer that is like this one: types, dims, windows and policy are the same, and neither has streaming heads.
-  // So calls of both take the same memory, and with the same tokens they see the same keys.
+  // The first layer that is like this one: types, dims, windows and policy are the same, neither has streaming heads, and
+  // the policy does not prune. So calls of both take the same memory, and with the same tokens they see the same keys.
   size_t like;
   const Layer& layer;
   const HeadKinds* heads;  // null where the layer has no streaming heads
@@ -85,7 +85,7 @@ struct SessionCore {
     *window_begin = evicted_to(before, length);
     sums.evicted_tokens += n_layers * (*window_begin - before);
   }
-  uint32_t next_mark() { return ++last_mark; }  // of lists that no sequence keeps
+  uint32_t next_mark() { return ++last_mark; }  // for lists that no sequence keeps
   Status need_device();                         // makes what the session has there, once
   // How long the bus can work before a call's queries arrive, as earlier calls went, and how many bytes the buffers take.
   BusAhead bus_ahead(size_t layer_idx, int64_t n_queries) const;
@@ -115,7 +115,7 @@ struct SessionCore {
   AttendScratch scratch;                   // of calls on host tensors, and of whole calls on device tensors
   OpenStep step;
   tandem_session_stats sums = {};
-  uint32_t last_mark = 0;
+  uint32_t last_mark = 1u << 31;  // so that no chunk's number looks like a mark, where lists of other searches lay
   SelectorSums selector_sums;
 };
 

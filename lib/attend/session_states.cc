@@ -137,6 +137,7 @@ Status SessionStates::prepare_fork(const Sequence& from, int64_t fork_id) {
   SequenceState& made = *find(fork_id);
   for (size_t l = 0; l < made.layers.size(); ++l) {
     made.layers[l].window_begin = source->layers[l].window_begin;
+    made.layers[l].named_on_device = source->layers[l].named_on_device;
     TANDEM_TRY(made.layers[l].selection->copy_from(*source->layers[l].selection));
   }
   return {};

@@ -18,6 +18,7 @@ Status StepPlan::check(void* stream) const {
   if (!core_.routes.plans_steps())
     return fail(TANDEM_ERROR_UNSUPPORTED, "route", "route = \"%s\": planned steps take \"host\" or \"auto\"",
                 core_.routes.name);
+  for (const SessionLayer& layer : core_.layers) TANDEM_TRY(check_searched(layer));
   if (core_.step.sequences.empty())
     return fail(TANDEM_ERROR_INVALID_ARGUMENT, "n_sequences", "n_sequences = 0: a step on a stream has one at least");
   bool captures = false;
@@ -57,6 +58,7 @@ Status StepPlan::reserve(void* stream) {
       if (layer.like != layer.idx) continue;
       CallShape shape{&layer.layer, layer.idx, shapes_, open.max_q_len};
       shape.most_tokens = kMostStepTokens;
+      shape.held_sequences = core_.device->held().step_sequences;
       TANDEM_TRY(visit(shape));
     }
     return {};

@@ -39,6 +39,7 @@ struct CallShape {
   size_t layer_idx = 0;
   std::span<const SequenceShape> sequences;
   int64_t most_queries = 0;      // of a sequence in one chunk
+  int64_t held_sequences = 0;    // that planned steps have room for already: kernels of a step are launched for so many
   bool appends = true;           // the call brings K and V
   bool is_speculative = false;   // each query is described as a sequence of its own
   bool has_room_to_step = true;  // planned steps of the same sequences get room too, if the route allows them

@@ -133,8 +133,11 @@ Status DeviceWindow::reserve(Tier& device_tier, const WindowGeometry& geometry, 
   for (int64_t& page : table) take(&page);  // what is left
   if (n_places > n_old) {
     const int64_t last = end > 0 ? (end - 1) / kDevicePageLen : -1;
-    for (TokenRange& valid : valid_) {  // a layer that is behind may have kept older ones
-      valid.begin = std::max(valid.begin, (last - n_old + 1) * kDevicePageLen);
+    const int64_t first_kept = (last - n_old + 1) * kDevicePageLen;
+    for (size_t l = 0; l < valid_.size(); ++l) {  // a layer that is behind may have kept older ones
+      TokenRange& valid = valid_[l];
+      if (valid.begin < first_kept) kept_[l].bounded = 0;
+      valid.begin = std::max(valid.begin, first_kept);
       if (valid.begin >= valid.end) valid = {};
     }
   }
@@ -169,7 +172,8 @@ void DeviceWindow::cut(int64_t end) {
 
 void DeviceWindow::cut(size_t layer_idx, int64_t end) {
   if (valid_.empty()) return;
-  kept_[layer_idx].bounded = std::min(kept_[layer_idx].bounded, end);
+  // A step that has been taken back may not have bounded the chunk that ends at its own token.
+  kept_[layer_idx].bounded = std::min(kept_[layer_idx].bounded, std::max<int64_t>(0, end - 1));
   TokenRange& valid = valid_[layer_idx];
   valid.end = std::min(valid.end, end);
   if (valid.end <= valid.begin) valid = {};

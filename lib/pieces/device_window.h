@@ -80,8 +80,8 @@ class DeviceWindow {
   int64_t any_page() const;  // the address of some page; there is one
   int64_t page_of(int64_t token) const { return table_[static_cast<size_t>(token / kDevicePageLen % n_pages())]; }
 
-  // Where policies prune. bounded(): the chunks among the first so many tokens have bounds. kept_mark(): what lists were
-  // made under another mark is not true any more.
+  // For layers whose policy prunes. The chunks that lie in the first bounded() tokens have bounds. Lists that were made
+  // under another mark than kept_mark() are out of date.
   int64_t bounded(size_t layer_idx) const { return kept_[layer_idx].bounded; }
   uint32_t kept_mark(size_t layer_idx) const { return kept_[layer_idx].mark; }
   void set_bounded(size_t layer_idx, int64_t n_tokens) { kept_[layer_idx].bounded = n_tokens; }

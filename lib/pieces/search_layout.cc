@@ -44,11 +44,23 @@ int64_t describe_record(const PruningRecord& record, const std::vector<int64_t>&
 }
 
 // Chunks of less than a granule may each lie in one of their own.
-int64_t most_granules(const PruningRecord& record) {
+int64_t most_granules(const PruningRecord& record, int64_t n_tokens) {
   int64_t most = 0;
   for (const PruningStage& stage : record.stages)
     most = std::max(most, stage.keep_len / std::min<int64_t>(stage.chunk_len, kGranuleKeys));
-  return most + record.sink_len / kGranuleKeys + 2;
+  return std::min(most + record.sink_len / kGranuleKeys, n_tokens / kGranuleKeys) + 2;
+}
+
+bool keeps_all(const PruningRecord& record, int64_t n_tokens, bool overlaps) {
+  int64_t overlap = 0;
+  for (const PruningStage& stage : record.stages)
+    if (overlaps) overlap = std::max(overlap, stage.interval - 1);
+  return std::all_of(record.stages.begin(), record.stages.end(), [&](const PruningStage& stage) {
+    const int64_t n_seen = stage.to_len == 0 ? n_tokens : std::min(n_tokens, stage.to_len);
+    if (n_seen < stage.from_len) return true;
+    const int64_t end = n_seen - record.window_len + overlap, n_chunks = (end + stage.chunk_len - 1) / stage.chunk_len;
+    return end <= record.sink_len || n_chunks * stage.chunk_len - record.sink_len <= stage.keep_len;
+  });
 }
 
 bool has_one_query_block(const PruningRecord& record) {

@@ -207,8 +207,8 @@ struct DeviceAppend {
   int32_t reserved = 0;
   DeviceIndices idx;  // handed over as they are
   // Not 0: the module may write the window's rows before the slot's and say so by this number, which no other such call of
-  // the exchange has, so that attend() runs beside it (DeviceAttend::append). merge() follows them. Replays of one call have
-  // the same.
+  // the exchange has, so that attend() or search() runs beside it (DeviceAttend::append, DeviceSearch::append). merge() follows
+  // them. Replays of one call have the same.
   int64_t epoch = 0;
 };
 
@@ -315,8 +315,8 @@ struct DeviceAttend {
   // (DeviceMerge::leaves_finished). o.data null: there is no such place. before_o is null then.
   DeviceOutput finished;
   // The append() before it on the stream, where that has an epoch: where the module writes the window's rows first,
-  // attention begins once the window has them, while they are still being handed over. Null: it begins when all before it
-  // has ended.
+  // attention begins once the window has them, while they are still being handed over. Null: it begins when the kernel
+  // before it has ended.
   const DeviceAppend* append = nullptr;
 };
 

@@ -65,7 +65,7 @@ struct DeviceSearchStage {
 // Lists are kept with the sequence. A stage's lists lie at DeviceSequence::kept_lists + lists_at, one for each of the
 // search's lists, kept_list_bytes() apart: a KeptList, and behind it its chunks, ascending.
 struct KeptList {
-  uint32_t mark = 0;    // DeviceSequence::kept_mark of the search that made it; 0: nobody has
+  uint32_t mark = 0;    // DeviceSequence::kept_mark of the search that made it; 0: no search has made it
   uint32_t places = 0;  // bit i: stage i was there
   int64_t ran_at = 0;   // p0 of the search that made it
   int32_t n = 0;        // chunks

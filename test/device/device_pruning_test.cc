@@ -164,6 +164,51 @@ void failures_take_all_back(void**) {
   }
 }
 
+// The first layer keeps little, the second much: memory for the step is that of the one that takes most.
+void layers_have_records_of_their_own(void**) {
+  constexpr int64_t kOneEach[] = {1, 1};
+  std::vector<tandem_pruning_stage> stages[kStepLayers] = {
+      {stage_of(TANDEM_JUDGE_EXACT, 8, 16)},
+      {stage_of(TANDEM_JUDGE_BOUNDS, 8, 4096)},
+      {stage_of(TANDEM_JUDGE_BOUNDS, 16, 512), stage_of(TANDEM_JUDGE_EXACT, 8, 256)}};
+  std::vector<tandem_pruning_record> records(kStepLayers, TANDEM_PRUNING_RECORD_INIT);
+  for (size_t l = 0; l < records.size(); ++l) {
+    records[l].sink_tokens = 16;
+    records[l].window_tokens = kWindow;
+    records[l].stages = stages[l].data();
+    records[l].n_stages = std::ssize(stages[l]);
+  }
+  Pruned pruned(16, kWindow, some_stages());
+  pruned.pruning.decode = pruned.pruning.append = records.data();
+  pruned.pruning.n_decode = pruned.pruning.n_append = kStepLayers;
+  Runner planned(900);
+  HostTwin twin(900, "all");
+  for (Side* side : {&planned.side, &twin.side}) use_policy(side, pruned);
+  for (int64_t step = 0; step < 4; ++step) {
+    planned.set_inputs(step);
+    planned.begin(kOneEach);
+    planned.attend_layers(kOneEach);
+    planned.end();
+    assert_close_to(planned.outputs(), twin.run_step(step), "step " + std::to_string(step));
+  }
+}
+
+// Kernels are told the position of a chunk's first query: a chunk ends where positions leave some out.
+void gaps_in_positions_end_a_chunk(void**) {
+  const Pruned pruned(16, kWindow, {stage_of(TANDEM_JUDGE_BOUNDS, 16, 96)});
+  Side side(true, "all", 0, 1, kWindow, TANDEM_ROPE_HALVES);
+  use_policy(&side, pruned);
+  Call prompt(300, 1), again(250, 2);
+  for (Call* call : {&prompt, &again}) call->to_device();
+  attend(side, prompt);
+  OK(tandem_sequence_remove, side.cache, side.sequence, 100, 10, 0);
+  tandem_attend_args args = again.args(side);
+  args.k = args.v = nullptr;
+  OK(tandem_attend, side.session, &args);
+  const std::vector<float> got = again.output();
+  assert_true(std::all_of(got.begin(), got.end(), [](float x) { return std::isfinite(x); }));
+}
+
 // Side by side: what is there is the same before and after.
 struct Held {
   int64_t length;
@@ -243,6 +288,8 @@ int main() {
       cmocka_unit_test_teardown(planned_steps_answer_as_on_the_host, forget),
       cmocka_unit_test_teardown(forks_answer_as_on_the_host, forget),
       cmocka_unit_test_teardown(tensors_may_change_sides, forget),
+      cmocka_unit_test_teardown(layers_have_records_of_their_own, forget),
+      cmocka_unit_test_teardown(gaps_in_positions_end_a_chunk, forget),
       cmocka_unit_test_teardown(failures_take_all_back, forget),
       cmocka_unit_test_teardown(refuses_what_no_search_takes, forget),
       cmocka_unit_test_teardown(answers_host_tensors, forget),

@@ -76,7 +76,8 @@ class SessionOptions(TypedDict, total=False):
         Names of policies, one for each layer, or None: policy is for all layers. Layers whose attention no few keys can hold
         are best left to "all".
     window_tokens : int
-        Newest tokens, always attended, resident on the device; -1: 4096; 0: none.
+        Newest tokens, always attended, resident on the device; -1: 4096; 0: none. Under "hip" it says where keys are and
+        nothing else: calls on device tensors want it as long as their sequences become.
     sink_tokens : int
         First tokens, always attended; -1: 64; 0: none.
     alpha : float
