@@ -105,6 +105,8 @@ Status check_resident(const SessionCore& core, const SessionLayer& layer, int64_
 
 bool searches(const Call& chunk) {
   if (!chunk.facts.policy.names_keys()) return false;
+  const bool is_planned = chunk.task == nullptr || chunk.task->step > 0;
+  if (is_planned) return true;
   const PruningRecord& record = record_of(chunk);
   const auto have_kernels = [&](int64_t q_len) {
     int64_t n = 0;
@@ -233,14 +235,14 @@ Status bound_chunks(const Call& call, const DeviceSequences& sequences) {
 }
 
 Status search_keys(Call& call, const DeviceSequences& sequences, const DeviceAppend& append) {
-  const bool is_planned = call.task == nullptr;  // a graph is replayed while sequences grow
-  if (!call.facts.policy.names_keys() || (!is_planned && !searches(call))) return {};
+  if (!searches(call)) return {};
   const DeviceSession& device = call.device();
   const size_t l = call.facts.idx;
   const bool has_blocks = call.blocks.sequences != nullptr;
   const PruningRecord& record = has_blocks ? pruning_of(call).append : pruning_of(call).decode;
   const int64_t n_lists = n_key_lists(call.layer(), call.session.options.pruning);
-  if (!is_planned) TANDEM_TRY(bound_chunks(call, sequences));
+  const bool has_begun = call.task == nullptr;  // a planned step, which has bounded chunks before its first layer
+  if (!has_begun) TANDEM_TRY(bound_chunks(call, sequences));
   DeviceSearch search = make_search(call.session.terms(), l, record);
   search.layer = &device.layer(l, false);
   search.pages = device.pages(l);
