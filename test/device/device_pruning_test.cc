@@ -109,7 +109,10 @@ void planned_steps_answer_as_on_the_host(void**) {
   HostTwin twin(280, "all");
   for (Side* side : {&planned.side, &replayed.side, &twin.side}) use_policy(side, pruned);
   constexpr int64_t kOneEach[] = {1, 1};
+  int64_t n_bounded = 0;
   for (int64_t step = 0; step < 120; ++step) {
+    if (step == 1) n_bounded = counts.n_bounded;
+    if (step == 60) assert_int_equal(counts.n_bounded, n_bounded);  // searches have bounded what has come since
     for (Runner* runner : {&planned, &replayed}) {
       runner->set_inputs(step);
       runner->begin(kOneEach);
@@ -162,6 +165,25 @@ void failures_take_all_back(void**) {
     else
       take_back_what_fails({kCopy, kAppend, kBoundChunks, kSearch, kAttend}, calls, make, next);
   }
+}
+
+// Sequences are so short that stages would keep all: steps are planned as if they were longer.
+void short_sequences_are_bounded_by_searches(void**) {
+  constexpr int64_t kOneEach[] = {1, 1};
+  const Pruned pruned(16, kWindow, {stage_of(TANDEM_JUDGE_BOUNDS, 8, 4096, 3)});
+  Runner planned(20);
+  HostTwin twin(20, "all");
+  for (Side* side : {&planned.side, &twin.side}) use_policy(side, pruned);
+  int64_t n_bounded = 0;
+  for (int64_t step = 0; step < 100; ++step) {
+    if (step == 1) n_bounded = counts.n_bounded;
+    planned.set_inputs(step);
+    planned.begin(kOneEach);
+    planned.attend_layers(kOneEach);
+    planned.end();
+    assert_close_to(planned.outputs(), twin.run_step(step), "step " + std::to_string(step));
+  }
+  assert_int_equal(counts.n_bounded, n_bounded);
 }
 
 // The first layer keeps little, the second much: memory for the step is that of the one that takes most.
@@ -288,6 +310,7 @@ int main() {
       cmocka_unit_test_teardown(planned_steps_answer_as_on_the_host, forget),
       cmocka_unit_test_teardown(forks_answer_as_on_the_host, forget),
       cmocka_unit_test_teardown(tensors_may_change_sides, forget),
+      cmocka_unit_test_teardown(short_sequences_are_bounded_by_searches, forget),
       cmocka_unit_test_teardown(layers_have_records_of_their_own, forget),
       cmocka_unit_test_teardown(gaps_in_positions_end_a_chunk, forget),
       cmocka_unit_test_teardown(failures_take_all_back, forget),
