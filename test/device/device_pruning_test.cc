@@ -215,6 +215,36 @@ void layers_have_records_of_their_own(void**) {
   }
 }
 
+// A call of many sequences in a layer that does not prune makes room for steps of as many, and kernels of later steps are
+// launched for so many. Searches have work space for them, too.
+void steps_may_have_fewer_sequences_than_room(void**) {
+  constexpr int64_t kOneEach[] = {1, 1}, kOthers = 14;
+  Pruned pruned(32, kWindow + 8, more_stages());
+  const char* const policies[kStepLayers] = {"all", "hip", "hip"};
+  pruned.options.layer_policies = policies;
+  pruned.options.n_layer_policies = kStepLayers;
+  Runner planned(400);
+  HostTwin twin(400, "all");
+  for (Side* side : {&planned.side, &twin.side}) use_policy(side, pruned);
+  std::vector<int64_t> others(kOthers);
+  const std::vector<int64_t> q_lens(kOthers, 1);
+  for (int64_t& id : others) OK(tandem_sequence_create, &id, planned.side.cache);
+  Call call(kOthers, 7);
+  call.to_device();
+  tandem_attend_args args = call.args(planned.side);
+  args.n_sequences = kOthers;
+  args.sequences = others.data();
+  args.q_lens = q_lens.data();
+  OK(tandem_attend, planned.side.session, &args);
+  for (int64_t step = 0; step < 3; ++step) {
+    planned.set_inputs(step);
+    planned.begin(kOneEach);
+    planned.attend_layers(kOneEach);
+    planned.end();
+    assert_close_to(planned.outputs(), twin.run_step(step), "step " + std::to_string(step));
+  }
+}
+
 // Kernels are told the position of a chunk's first query: a chunk ends where positions leave some out.
 void gaps_in_positions_end_a_chunk(void**) {
   const Pruned pruned(16, kWindow, {stage_of(TANDEM_JUDGE_BOUNDS, 16, 96)});
@@ -312,6 +342,7 @@ int main() {
       cmocka_unit_test_teardown(tensors_may_change_sides, forget),
       cmocka_unit_test_teardown(short_sequences_are_bounded_by_searches, forget),
       cmocka_unit_test_teardown(layers_have_records_of_their_own, forget),
+      cmocka_unit_test_teardown(steps_may_have_fewer_sequences_than_room, forget),
       cmocka_unit_test_teardown(gaps_in_positions_end_a_chunk, forget),
       cmocka_unit_test_teardown(failures_take_all_back, forget),
       cmocka_unit_test_teardown(refuses_what_no_search_takes, forget),

@@ -26,6 +26,7 @@ void check(const tandem::DeviceAccumulate& call);
 void check(const tandem::DeviceNamedKeys& call);
 void check(const tandem::DeviceBoundChunks& call);
 void check(const tandem::DeviceSearch& call);
+int64_t search_bytes(const tandem::DeviceSearch& call);  // of work space
 void check(const tandem::DeviceRebuild& call);
 bool perform(const tandem::DeviceAppend& call);
 bool perform(const tandem::DeviceAttend& call);

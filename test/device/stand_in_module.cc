@@ -294,7 +294,7 @@ int32_t bound_chunks(void*, const DeviceBoundChunks* call, void* stream, DeviceE
   return submit(kBoundChunks, call, &counts.n_bounded, stream, error);
 }
 
-int64_t search_bytes(void*, const DeviceSearch*) { return kWorkspaceBytes; }
+int64_t bytes_of_search(void*, const DeviceSearch* call) { return stand_in::search_bytes(*call); }
 
 int32_t search(void*, const DeviceSearch* call, void* stream, DeviceError* error) {
   return submit(kSearch, call, &counts.n_searched, stream, error);
@@ -459,7 +459,7 @@ constexpr DeviceTable kTable = {
     rebuild,
     name_keys,
     bound_chunks,
-    search_bytes,
+    bytes_of_search,
     search,
 };
 

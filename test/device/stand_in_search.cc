@@ -191,6 +191,12 @@ void write_keys(const DeviceSearch& call, const DeviceSequence& block, int32_t l
 
 }  // namespace
 
+// So much for each query block that a session which has reserved too little is found out.
+int64_t search_bytes(const DeviceSearch& call) {
+  constexpr int64_t kOfBlock = 64 << 10;
+  return kOfBlock * std::max(1, call.sequences.n_sequences);
+}
+
 void check(const DeviceBoundChunks& call) {
   check_sequences(call.sequences);
   check_pages(call.pages);
@@ -220,7 +226,7 @@ void check(const DeviceSearch& call) {
   require(call.n_stages >= 0 && call.n_stages <= kMostSearchStages, "a search has more stages than there may be");
   for (int32_t i = 0; i < call.n_stages; ++i) check_stage(call, call.stages[i]);
   require(call.sink_len >= 0 && call.list_queries > 0 && call.most_keys >= 0, "a negative length, or lists of no queries");
-  on_device(call.workspace, kWorkspaceBytes, "the work space is no device memory");
+  on_device(call.workspace, search_bytes(call), "the work space is no device memory");
   const int64_t n_granules = int64_t{call.sequences.n_sequences} * n_lists_of(call) * call.n_granules;
   require(n_granules <= INT32_MAX, "more granules than a key list can point at");
   on_device(call.granules, n_granules * static_cast<int64_t>(sizeof(KeyGranule)), "granules are no device memory");
@@ -228,13 +234,13 @@ void check(const DeviceSearch& call) {
 
 bool perform(const DeviceSearch& call) {
   const auto* workspace = static_cast<const std::byte*>(call.workspace);
-  require(std::all_of(workspace, workspace + kWorkspaceBytes, [](std::byte b) { return b == std::byte{0}; }),
+  require(std::all_of(workspace, workspace + search_bytes(call), [](std::byte b) { return b == std::byte{0}; }),
           "the work space is not zero");
   const DeviceSequence* blocks = read_sequences(call.sequences, -1);
   for (int32_t b = 0; b < call.sequences.n_sequences; ++b) {
     const DeviceSequence& block = blocks[b];
-    check_block(call, block);
     if (block.q_len == 0) continue;
+    check_block(call, block);
     const SearchedRows rows(call, block);
     const PlainSearch search = plain_search(call, block, rows);
     for (int32_t list = 0; list < n_lists_of(call); ++list) {
