@@ -57,16 +57,11 @@ DeviceSearch make_search(const SizeTerms& terms, size_t layer_idx, const Pruning
   return search;
 }
 
-struct BlockSizes {
-  int64_t block_len, part_len;
-};
-
-BlockSizes sizes_of(const PruningRecord& record, const Layer& layer) {
+// How long blocks and their parts are; of no queries yet.
+SearchBlocks no_blocks(const PruningRecord& record, const Layer& layer) {
   const int64_t block = record.stages[0].query_block;
-  return {block, std::min<int64_t>(block, std::max<int64_t>(1, kMostListRows / layer.group_size))};
+  return {block, std::min<int64_t>(block, std::max<int64_t>(1, kMostListRows / layer.group_size)), 0, 0};
 }
-
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 }  // namespace
 
@@ -137,22 +132,22 @@ void reserve_search(const SizeTerms& terms, const CallShape& shape, Reservation*
   const int64_t n_single = std::max({n_sequences, needs->step_sequences, shape.held_sequences});
   add(pruning.decode, {1, 1, n_single, n_single});
   if (shape.max_q_len() == 1) return;
-  const BlockSizes sizes = sizes_of(pruning.append, layer);
+  SearchBlocks blocks = no_blocks(pruning.append, layer);
   const int64_t n_rows = std::min(shape.n_tokens(), shape.most_tokens);
-  const int64_t n_blocks = n_rows / sizes.block_len + n_sequences;
-  const int64_t n_parts = n_rows / sizes.part_len + n_blocks;
-  add(pruning.append, {sizes.block_len, sizes.part_len, n_blocks, n_parts});
-  needs->add_descriptors(n_blocks + n_parts, 0);
-  needs->workspace_bytes = std::max(needs->workspace_bytes, workspace_bytes(*terms.device, layer, n_parts, sizes.part_len));
+  blocks.n_blocks = n_rows / blocks.block_len + n_sequences;
+  blocks.n_parts = n_rows / blocks.part_len + blocks.n_blocks;
+  add(pruning.append, blocks);
+  needs->add_descriptors(blocks.n_blocks + blocks.n_parts, 0);
+  needs->workspace_bytes =
+      std::max(needs->workspace_bytes, workspace_bytes(*terms.device, layer, blocks.n_parts, blocks.part_len));
 }
 
 SearchBlocks blocks_of(const PruningRecord& record, const Layer& layer, std::span<const SequenceCall> calls) {
-  const BlockSizes sizes = sizes_of(record, layer);
-  SearchBlocks blocks{sizes.block_len, sizes.part_len, 0, 0};
+  SearchBlocks blocks = no_blocks(record, layer);
   for (const SequenceCall& of : calls) {
-    const int64_t n_whole = of.q_len / sizes.block_len, n_left = of.q_len % sizes.block_len;
+    const int64_t n_whole = of.q_len / blocks.block_len, n_left = of.q_len % blocks.block_len;
     blocks.n_blocks += n_whole + (n_left > 0 ? 1 : 0);
-    blocks.n_parts += n_whole * ceil_div(sizes.block_len, sizes.part_len) + ceil_div(n_left, sizes.part_len);
+    blocks.n_parts += n_whole * ceil_div(blocks.block_len, blocks.part_len) + ceil_div(n_left, blocks.part_len);
   }
   return blocks;
 }

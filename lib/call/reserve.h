@@ -45,6 +45,7 @@ struct Reservation {
 // Of attend() for calls of up to q_len queries in each of n_sequences sequences.
 int64_t workspace_bytes(const Device& device, const Layer& layer, int64_t n_sequences, int64_t q_len);
 int64_t power_of_two(int64_t n);  // the least that is not less
+constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 void reserve_ticket(const SizeTerms& terms, const CallShape& shape, Reservation* needs);
 void reserve_step(const SizeTerms& terms, const CallShape& shape, Reservation* needs);

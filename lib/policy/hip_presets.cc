@@ -12,32 +12,23 @@ namespace {
 constexpr int64_t kK = 1024;
 constexpr size_t kFirstLayers = 3;  // of these the paper keeps more
 
-PruningStage stage(Judge judge, int64_t chunk_len, int64_t keep_len, int64_t interval) {
-  PruningStage made;
-  made.judge = judge;
-  made.chunk_len = chunk_len;
-  made.keep_len = keep_len;
-  made.interval = interval;
-  return made;
-}
-
 PruningRecord paper_3k(size_t layer_idx, int64_t first, int64_t second, int64_t third) {
   const int64_t keep_len = layer_idx < kFirstLayers ? 4 * kK : 2 * kK;
   return {256,
           kK,
-          {stage(Judge::kDescent, 256, 32 * kK, first), stage(Judge::kDescent, 32, 8 * kK, second),
-           stage(Judge::kDescent, 8, keep_len, third)}};
+          {PruningStage{Judge::kDescent, 256, 32 * kK, first}, PruningStage{Judge::kDescent, 32, 8 * kK, second},
+           PruningStage{Judge::kDescent, 8, keep_len, third}}};
 }
 
 PruningRecord paper_5k(size_t) {
   return {256,
           kK,
-          {stage(Judge::kDescent, 64, 32 * kK, 16), stage(Judge::kDescent, 32, 16 * kK, 8),
-           stage(Judge::kDescent, 16, 4 * kK, 4)}};
+          {PruningStage{Judge::kDescent, 64, 32 * kK, 16}, PruningStage{Judge::kDescent, 32, 16 * kK, 8},
+           PruningStage{Judge::kDescent, 16, 4 * kK, 4}}};
 }
 
 PruningRecord paper_16k_shallow(size_t layer_idx) {
-  return {256, layer_idx < kFirstLayers ? 128 * kK : kK, {stage(Judge::kDescent, 32, 16 * kK, 16)}};
+  return {256, layer_idx < kFirstLayers ? 128 * kK : kK, {PruningStage{Judge::kDescent, 32, 16 * kK, 16}}};
 }
 
 // One stage of bounds finds keys whose neighbours score low. From 32K tokens on it would read more than three stages do.
@@ -45,8 +36,8 @@ PruningRecord small(size_t) {
   constexpr int64_t kShort = 32 * kK;
   PruningRecord made{64,
                      kK,
-                     {stage(Judge::kBounds, 64, 16 * kK, 16), stage(Judge::kBounds, 16, 4 * kK, 8),
-                      stage(Judge::kExact, 8, 2 * kK, 4), stage(Judge::kBounds, 8, 2 * kK, 4)}};
+                     {PruningStage{Judge::kBounds, 64, 16 * kK, 16}, PruningStage{Judge::kBounds, 16, 4 * kK, 8},
+                      PruningStage{Judge::kExact, 8, 2 * kK, 4}, PruningStage{Judge::kBounds, 8, 2 * kK, 4}}};
   for (PruningStage& each : made.stages) each.from_len = kShort;
   made.stages[2].plus_next = true;
   made.stages[3].from_len = 0;

@@ -23,7 +23,6 @@ constexpr double kCopyNs = 5000.0;   // of a copy and what goes with it; with le
 // Of a ticket's rows, to the host beside the pieces: on what is left of the device, or on a part of it, which pieces lack.
 constexpr double kRowsNs = 300000.0, kRowsOnPartNs = 70000.0, kPartNs = 15000.0;
 
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 double n_tiles_of_keys(int64_t n_keys) { return static_cast<double>(n_keys) / kTileKeys; }
 int64_t rotated_bytes(const Layer& layer) { return int64_t{layer.n_q_heads} * layer.k_head_dim * 4; }  // of a token
 int64_t o_bytes(const Layer& layer, int64_t n_heads, int64_t n_tokens) {

@@ -13,19 +13,13 @@ using test::SearchCase;
 
 const test::OpenDevice* device = nullptr;
 
-PruningStage stage(Judge judge, int64_t chunk_len, int64_t keep_len, int64_t interval) {
-  PruningStage made;
-  made.judge = judge;
-  made.chunk_len = chunk_len;
-  made.keep_len = keep_len;
-  made.interval = interval;
-  return made;
-}
-
 void replays_search_what_is_there_then(void**) {
   const PruningRecord kRecords[] = {
-      {64, 160, {stage(Judge::kBounds, 64, 512, 16), stage(Judge::kBounds, 16, 256, 8), stage(Judge::kExact, 8, 128, 4)}},
-      {64, 160, {stage(Judge::kDescent, 64, 512, 8), stage(Judge::kDescent, 8, 128, 4)}},
+      {64,
+       160,
+       {PruningStage{Judge::kBounds, 64, 512, 16}, PruningStage{Judge::kBounds, 16, 256, 8},
+        PruningStage{Judge::kExact, 8, 128, 4}}},
+      {64, 160, {PruningStage{Judge::kDescent, 64, 512, 8}, PruningStage{Judge::kDescent, 8, 128, 4}}},
   };
   for (const PruningRecord& record : kRecords) {
     test::SearchOptions options;

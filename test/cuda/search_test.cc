@@ -32,15 +32,6 @@ void expect_right(const SearchCase& c, const std::string& fault) {
   if (!fault.empty()) fail_msg("%s: %s", c.describe().c_str(), fault.c_str());
 }
 
-PruningStage stage(Judge judge, int64_t chunk_len, int64_t keep_len, int64_t interval) {
-  PruningStage made;
-  made.judge = judge;
-  made.chunk_len = chunk_len;
-  made.keep_len = keep_len;
-  made.interval = interval;
-  return made;
-}
-
 Judge any_judge(reference::Random& random) { return random.pick({Judge::kDescent, Judge::kBounds, Judge::kExact}); }
 
 // Up to four stages with any judges, that each keep some of what the one before keeps.
@@ -50,7 +41,7 @@ PruningRecord any_record(reference::Random& random, int64_t longest) {
   int64_t keep_len = random.integer(longest / 6, longest / 2);
   const int64_t n_stages = random.integer(1, 4);
   for (int64_t i = 0; i < n_stages; ++i) {
-    PruningStage made = stage(any_judge(random), chunk_len, 0, random.pick({1, 2, 4, 8, 16}));
+    PruningStage made = PruningStage{any_judge(random), chunk_len, 0, random.pick({1, 2, 4, 8, 16})};
     made.plus_next = i == n_stages - 1 && random.chance(0.4);
     const int64_t unit = made.plus_next ? 2 * chunk_len : chunk_len;
     made.keep_len = std::max<int64_t>(1, keep_len / unit) * unit;
@@ -151,12 +142,14 @@ PruningRecord record_of(std::vector<PruningStage> stages, int64_t sink_len, int6
 void lists_are_kept(void**) {
   uint64_t seed = 1;
   const PruningRecord kRecords[] = {
-      record_of({stage(Judge::kBounds, 64, 512, 16), stage(Judge::kBounds, 16, 256, 8), stage(Judge::kExact, 8, 128, 4)}, 64,
-                150),
-      record_of({stage(Judge::kDescent, 64, 512, 16), stage(Judge::kDescent, 32, 256, 8), stage(Judge::kDescent, 8, 128, 4)},
+      record_of({PruningStage{Judge::kBounds, 64, 512, 16}, PruningStage{Judge::kBounds, 16, 256, 8},
+                 PruningStage{Judge::kExact, 8, 128, 4}},
+                64, 150),
+      record_of({PruningStage{Judge::kDescent, 64, 512, 16}, PruningStage{Judge::kDescent, 32, 256, 8},
+                 PruningStage{Judge::kDescent, 8, 128, 4}},
                 128, 143),
-      record_of({stage(Judge::kBounds, 8, 160, 4)}, 64, 100),
-      record_of({stage(Judge::kExact, 32, 320, 5), stage(Judge::kBounds, 8, 64, 12)}, 0, 90),
+      record_of({PruningStage{Judge::kBounds, 8, 160, 4}}, 64, 100),
+      record_of({PruningStage{Judge::kExact, 32, 320, 5}, PruningStage{Judge::kBounds, 8, 64, 12}}, 0, 90),
   };
   for (const bool shares : {false, true})
     for (PruningRecord record : kRecords) {
@@ -177,8 +170,9 @@ void lists_are_kept(void**) {
 
 // Stages come and go as the sequence grows; at first, and in the end, none is there.
 void stages_come_and_go(void**) {
-  PruningRecord record = record_of(
-      {stage(Judge::kBounds, 32, 320, 8), stage(Judge::kExact, 8, 64, 4), stage(Judge::kDescent, 8, 64, 4)}, 32, 80);
+  PruningRecord record = record_of({PruningStage{Judge::kBounds, 32, 320, 8}, PruningStage{Judge::kExact, 8, 64, 4},
+                                    PruningStage{Judge::kDescent, 8, 64, 4}},
+                                   32, 80);
   record.stages[0].from_len = 500;
   record.stages[1].from_len = 512;
   record.stages[1].to_len = 525;
@@ -251,7 +245,7 @@ void equal_scores(void**) {
     for (const Judge last : kJudges)
       for (const int64_t period : {0, 64, 192, 960}) {
         SearchOptions options;
-        options.record = record_of({stage(first, 64, 512, 8), stage(last, 8, 128, 4)}, 64, 160);
+        options.record = record_of({PruningStage{first, 64, 512, 8}, PruningStage{last, 8, 128, 4}}, 64, 160);
         options.record.stages[1].plus_next = seed % 3 == 0;
         options.k_type = type_of(seed);
         options.dim = seed % 2 == 0 ? 128 : 64;
@@ -278,7 +272,7 @@ void scores_that_are_no_numbers(void**) {
     for (const Judge last : kJudges)
       for (const int64_t n_nan : {0, 128, 1280}) {
         SearchOptions options;
-        options.record = record_of({stage(first, 64, 512, 8), stage(last, 8, 256, 4)}, 64, 160);
+        options.record = record_of({PruningStage{first, 64, 512, 8}, PruningStage{last, 8, 256, 4}}, 64, 160);
         options.k_type = type_of(seed);
         options.dim = 64;
         options.group_size = n_nan > 0 ? 1 : 4;  // no list has logarithms of sums, which are NaN for all chunks
@@ -300,7 +294,8 @@ void newest_bounds(void**) {
   for (const int64_t page_len : {64, 128, 256})
     for (const int64_t end : {1, 2, 8, 9, 16, 17, 63, 64, 65, 66, 127, 128, 129, 256, 257, 258, 300, 513}) {
       SearchOptions options;
-      options.record = record_of({stage(Judge::kBounds, 64, 128, 4), stage(Judge::kBounds, 8, 64, 4)}, 64, 2000);
+      options.record =
+          record_of({PruningStage{Judge::kBounds, 64, 128, 4}, PruningStage{Judge::kBounds, 8, 64, 4}}, 64, 2000);
       options.more_bounds = {256, 16, 1};
       options.k_type = type_of(static_cast<uint64_t>(end));
       options.dim = 64;
@@ -321,7 +316,7 @@ void bounds_of_any_chunks(void**) {
     options.dim = random.pick({64, 80, 128, 256});
     options.n_kv_heads = static_cast<int32_t>(random.integer(1, 4));
     options.page_len = random.pick({64, 128, 256});
-    options.record = record_of({stage(Judge::kBounds, 8, 64, 4)}, 256, 600);
+    options.record = record_of({PruningStage{Judge::kBounds, 8, 64, 4}}, 256, 600);
     options.more_bounds = {256, 64, 32, 2};
     options.lengths = {1 + random.integer(0, 1500), 700, 64, 1};
     options.seed = seed;

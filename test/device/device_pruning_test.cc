@@ -169,7 +169,6 @@ void failures_take_all_back(void**) {
 
 // Sequences are so short that stages would keep all: steps are planned as if they were longer.
 void short_sequences_are_bounded_by_searches(void**) {
-  constexpr int64_t kOneEach[] = {1, 1};
   const Pruned pruned(16, kWindow, {stage_of(TANDEM_JUDGE_BOUNDS, 8, 4096, 3)});
   Runner planned(20);
   HostTwin twin(20, "all");
@@ -177,10 +176,7 @@ void short_sequences_are_bounded_by_searches(void**) {
   int64_t n_bounded = 0;
   for (int64_t step = 0; step < 100; ++step) {
     if (step == 1) n_bounded = counts.n_bounded;
-    planned.set_inputs(step);
-    planned.begin(kOneEach);
-    planned.attend_layers(kOneEach);
-    planned.end();
+    planned.run_step(step);
     assert_close_to(planned.outputs(), twin.run_step(step), "step " + std::to_string(step));
   }
   assert_int_equal(counts.n_bounded, n_bounded);
@@ -188,7 +184,6 @@ void short_sequences_are_bounded_by_searches(void**) {
 
 // The first layer keeps little, the second much: memory for the step is that of the one that takes most.
 void layers_have_records_of_their_own(void**) {
-  constexpr int64_t kOneEach[] = {1, 1};
   std::vector<tandem_pruning_stage> stages[kStepLayers] = {
       {stage_of(TANDEM_JUDGE_EXACT, 8, 16)},
       {stage_of(TANDEM_JUDGE_BOUNDS, 8, 4096)},
@@ -207,10 +202,7 @@ void layers_have_records_of_their_own(void**) {
   HostTwin twin(900, "all");
   for (Side* side : {&planned.side, &twin.side}) use_policy(side, pruned);
   for (int64_t step = 0; step < 4; ++step) {
-    planned.set_inputs(step);
-    planned.begin(kOneEach);
-    planned.attend_layers(kOneEach);
-    planned.end();
+    planned.run_step(step);
     assert_close_to(planned.outputs(), twin.run_step(step), "step " + std::to_string(step));
   }
 }
@@ -218,7 +210,7 @@ void layers_have_records_of_their_own(void**) {
 // A call of many sequences in a layer that does not prune makes room for steps of as many, and kernels of later steps are
 // launched for so many. Searches have work space for them, too.
 void steps_may_have_fewer_sequences_than_room(void**) {
-  constexpr int64_t kOneEach[] = {1, 1}, kOthers = 14;
+  constexpr int64_t kOthers = 14;
   Pruned pruned(32, kWindow + 8, more_stages());
   const char* const policies[kStepLayers] = {"all", "hip", "hip"};
   pruned.options.layer_policies = policies;
@@ -237,10 +229,7 @@ void steps_may_have_fewer_sequences_than_room(void**) {
   args.q_lens = q_lens.data();
   OK(tandem_attend, planned.side.session, &args);
   for (int64_t step = 0; step < 3; ++step) {
-    planned.set_inputs(step);
-    planned.begin(kOneEach);
-    planned.attend_layers(kOneEach);
-    planned.end();
+    planned.run_step(step);
     assert_close_to(planned.outputs(), twin.run_step(step), "step " + std::to_string(step));
   }
 }

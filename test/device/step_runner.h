@@ -69,6 +69,14 @@ struct Runner {
     graph = controls.end_capture(stream);
     assert_non_null(graph);
   }
+  // One token of each sequence, with the inputs of the step.
+  void run_step(int64_t step) {
+    constexpr int64_t kOneEach[] = {1, 1};
+    set_inputs(step);
+    begin(kOneEach);
+    attend_layers(kOneEach);
+    end();
+  }
   std::vector<float> outputs() {
     device->must(device->table->wait(device->self, stream, &error), error);
     std::vector<float> all;
