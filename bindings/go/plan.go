@@ -70,7 +70,7 @@ type SessionStats struct {
 	PredictedPartNs     int64 // that
 	PlannedPartNs       int64 // and what they took
 	StreamedXBytes      int64 // and hidden states, of which K and V were made on the device
-	JudgedKvBytes       int64 // K, and bounds of K, that policy "hip" read in host memory to choose keys
+	JudgedKvBytes       int64 // K, and bounds of K, that policy "hip" read to choose keys; on a device at most
 }
 
 // PlanMemory plans sequences of kvLens tokens without allocating anything. nil: default options. ErrCapacity, where a cap is

@@ -125,8 +125,8 @@ typedef struct tandem_session_stats {
   int64_t host_kv_bytes_read;     /* outside it: sinks, selected or all keys, the union over a query group */
   int64_t dense_kv_bytes;         /* what policy "all" would have read in the same calls */
   int64_t evicted_tokens;         /* per layer */
-  int64_t n_refreshes;            /* selections made: at evictions and re-evaluations. This and the next leave out what "hip" finds on a device */
-  int64_t selected_keys;          /* now, over layers, sequences and KV heads */
+  int64_t n_refreshes;            /* selections made: at evictions and re-evaluations; under "hip" stages that ran in decode calls */
+  int64_t selected_keys;          /* now, over layers, sequences and KV heads. Lists that "hip" keeps on a device are copied from there */
   int64_t host_keys;              /* now: what they were selected from, sinks not counted */
   int64_t attend_ns;
   int64_t refresh_ns;             /* making them: at evictions in the background, re-evaluations in the append's call or, of device tensors, behind it */
@@ -147,8 +147,9 @@ typedef struct tandem_session_stats {
   int64_t predicted_part_ns;      /* that, by tandem_plan's program */
   int64_t planned_part_ns;        /* and what they took, from the queries having arrived to the last of CPU and bus */
   int64_t streamed_x_bytes;       /* hidden states that crossed the bus, of which K and V were made on the device */
-  int64_t judged_kv_bytes;        /* K, and bounds of K, that policy "hip" read in host memory to choose keys. In a descent each query head
-                                     reads keys of its own; this counts those of one query head */
+  int64_t judged_kv_bytes;        /* K, and bounds of K, that policy "hip" read to choose keys. In a descent each query head reads keys of its
+                                     own; this counts those of one query head. Of device tensors an upper bound: it counts the last chunk
+                                     that a stage has kept as whole */
 } tandem_session_stats;
 #define TANDEM_SESSION_STATS_INIT \
   { sizeof(tandem_session_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 \
@@ -160,8 +161,9 @@ TANDEM_API int32_t tandem_session_get_stats(tandem_session_stats *stats, const t
  * Writes at most `capacity`; *n_kept gets their number. Waits for a refresh in flight. maw (NULL: not wanted) gets, for
  * query head q_head_idx of the group, the share of each key selected outside window and sinks: they sum to 1 over these
  * keys; 0 for the others. After a call that has named its keys (selection.h), those of the sequence's last query in it, until
- * the next call of the layer or a change of the sequence. Errors: BUSY (the sequence is part of an open planned step), UNSUPPORTED
- * (sequence: policy "hip" found the keys of its last query on the device, and they stay there). */
+ * the next call of the layer or a change of the sequence. Under "hip" on device tensors likewise, after decode calls and planned
+ * steps: waits for the call's search and copies its lists. Errors: BUSY (the sequence is part of an open planned step), UNSUPPORTED
+ * (sequence: its last query was pruned on the device in an append or a call without k, or before a fork; their lists are not kept). */
 TANDEM_API int32_t tandem_session_selection(int64_t *token_idx, float *maw, int64_t capacity, int64_t *n_kept,
                                             tandem_session *session, int64_t sequence, int32_t layer_idx, int32_t kv_head_idx,
                                             int32_t q_head_idx, tandem_error **error);

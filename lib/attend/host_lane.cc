@@ -233,7 +233,7 @@ Status HostLane::commit(Call& call) {
       guess_tokens(call, of);
     else
       commit_tokens(call, of);
-    of.state->named_on_device = false;
+    of.state->on_device = NamedOnDevice::kNone;
     of.state->selection->committed(of, call.args.speculative);
     count_bytes(call, of);
   }

@@ -5,6 +5,7 @@
 #include <bit>
 
 #include "lib/attend/device_launch.h"
+#include "lib/attend/searched_keys.h"
 #include "lib/machine/device_status.h"
 #include "lib/pieces/search_layout.h"
 
@@ -253,16 +254,45 @@ Status search_keys(Call& call, const DeviceSequences& sequences, const DeviceApp
   if (append.epoch != 0) search.append = &append;
   const auto n = static_cast<int32_t>(n_lists);
   call.lists = {search.keys, search.granules, n, n, 1, 1};
-  return call_device(device.device(), &DeviceTable::search, &search, call.args.stream);
+  TANDEM_TRY(call_device(device.device(), &DeviceTable::search, &search, call.args.stream));
+  return has_begun || !keeps_lists(call) ? Status() : follow_searches(call.session, call.args.stream);
 }
+
+namespace {
+
+// Each query block of an append has one search.
+void count_judged(const Call& chunk, const SequenceCall& of) {
+  const size_t l = chunk.facts.idx;
+  const PruningRecord& record = record_of(chunk);
+  const Layer windowed = window_layer(chunk.layer());
+  SelectorSums& sums = chunk.session.selector_sums;
+  CountedSearch search{record, windowed, chunk.session.options.pruning.shares_lists, !is_append(chunk), of.first_query, 1};
+  if (keeps_lists(chunk)) {
+    search.mark = of.window->kept_mark(l);
+    const SearchCounts counts = count_search(search, &of.window->kept_stages(l));
+    sums.n_refreshes += counts.n_stages;
+    sums.judged_bytes += counts.judged_bytes;
+    return;
+  }
+  const int64_t block_len = no_blocks(record, chunk.layer()).block_len;
+  for (; search.p0 < of.length; search.p0 += block_len) {
+    KeptStages none;
+    sums.judged_bytes += count_search(search, &none).judged_bytes;
+  }
+}
+
+}  // namespace
 
 void commit_search(const Call& chunk, const SequenceCall& of) {
   if (!chunk.facts.policy.names_keys() || chunk.args.speculative) return;
   const size_t l = chunk.facts.idx;
   const int64_t n_bounded = keeps_lists(chunk) ? of.first_query : of.length;
-  of.state->named_on_device = true;
+  of.state->named_end = of.length;
+  of.state->on_device = NamedOnDevice::kAll;
   if (!searches(chunk)) return;  // nothing has been bounded
+  of.state->on_device = keeps_lists(chunk) ? NamedOnDevice::kKept : NamedOnDevice::kGone;
   of.window->set_bounded(l, std::max(of.window->bounded(l), n_bounded));
+  count_judged(chunk, of);
 }
 
 }  // namespace tandem

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "lib/attend/route_plan.h"
+#include "lib/attend/searched_keys.h"
 #include "lib/base/process_end.h"
 
 namespace tandem {
@@ -80,6 +81,7 @@ Status Session::stats(tandem_session_stats* stats) {
   tandem_session_stats& all = core.sums;
   if (!core.step.is_planned) all.selected_keys = all.host_keys = 0;  // while a step is under way, what was there before it
   states_.for_all([&](int64_t, const SequenceState& found) {
+    if (!core.step.is_planned) all.selected_keys += count_searched_keys(core, found);
     for (size_t l = 0; l < found.layers.size() && !core.step.is_planned; ++l) {
       const LayerState& state = found.layers[l];
       const int32_t n_kv_heads = core.layers[l].layer.n_kv_heads;
@@ -127,11 +129,7 @@ Status Session::selection(const HeadOfSequence& head, KeptKeys* kept) {
   const Layer& layer = of.layer;
   LayerState& state = states_.find(head.sequence)->layers[l];
   TANDEM_TRY(state.selection->catch_up(*found, state.window_begin));
-  if (state.named_on_device)
-    return fail(
-        TANDEM_ERROR_UNSUPPORTED, "sequence",
-        "sequence = %lld: its last query in layer %d was on a device, and the keys that policy \"%s\" found are there",
-        static_cast<long long>(head.sequence), head.layer_idx, of.policy.name);
+  if (state.on_device != NamedOnDevice::kNone) return list_searched_keys(core, head, *states_.find(head.sequence), kept);
   if (!state.named.empty()) {
     for (const TokenRange& range : state.named[state.named.size() == 1 ? 0 : static_cast<size_t>(head.kv_head)])
       for (int64_t t = range.begin; t < range.end; ++t) kept->put(t, 0.0f);

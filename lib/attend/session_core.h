@@ -111,6 +111,7 @@ struct SessionCore {
   // are declared before `device` and outlive it.
   std::vector<StepCalls> step_calls;
   std::unique_ptr<DeviceSession> device;   // null until a call has device tensors
+  std::unique_ptr<SideStream> searches;    // behind searches that keep their lists; null until there was one
   std::unique_ptr<WindowStaging> staging;  // null until a window lacks rows
   AttendScratch scratch;                   // of calls on host tensors, and of whole calls on device tensors
   OpenStep step;

@@ -137,7 +137,9 @@ Status SessionStates::prepare_fork(const Sequence& from, int64_t fork_id) {
   SequenceState& made = *find(fork_id);
   for (size_t l = 0; l < made.layers.size(); ++l) {
     made.layers[l].window_begin = source->layers[l].window_begin;
-    made.layers[l].named_on_device = source->layers[l].named_on_device;
+    const NamedOnDevice named = source->layers[l].on_device;
+    made.layers[l].on_device = named == NamedOnDevice::kKept ? NamedOnDevice::kGone : named;
+    made.layers[l].named_end = source->layers[l].named_end;
     TANDEM_TRY(made.layers[l].selection->copy_from(*source->layers[l].selection));
   }
   return {};
@@ -166,7 +168,7 @@ void SessionStates::on_cut(const Sequence& sequence, size_t layer_idx, int64_t n
   state.window_begin = std::min(state.window_begin, std::max<int64_t>(0, n_tokens - core_.options.window_len));
   state.selection->cut(sequence, n_tokens, state.window_begin);
   state.named.clear();
-  state.named_on_device = false;
+  state.on_device = NamedOnDevice::kNone;
 }
 
 void SessionStates::on_erase(const Sequence& sequence, int64_t first, int64_t n_tokens) {
@@ -181,7 +183,7 @@ void SessionStates::on_erase(const Sequence& sequence, int64_t first, int64_t n_
       state.window_begin = std::min(state.window_begin, first);
     state.selection->erase(sequence, first, n_tokens);
     state.named.clear();
-    state.named_on_device = false;
+    state.on_device = NamedOnDevice::kNone;
   }
 }
 

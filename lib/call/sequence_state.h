@@ -12,13 +12,22 @@
 
 namespace tandem {
 
+// Where the keys are that a selector has named on the device for a sequence's last query.
+enum class NamedOnDevice : uint8_t {
+  kNone,  // nowhere: the query was not attended there, or the sequence has changed
+  kAll,   // the query attended all keys
+  kKept,  // in the sequence's own lists
+  kGone,  // in lists that the next call takes the place of
+};
+
 struct LayerState {
   int64_t window_begin = 0;
   std::unique_ptr<SelectState> selection;
   // The keys that the last call has named for its last query, [1 or n_kv_heads]; empty: it has named none. Of calls on
   // device tensors the thread that meets the device writes them.
   std::vector<std::vector<TokenRange>> named{};
-  bool named_on_device = false;  // a selector has named them on the device, where they are
+  NamedOnDevice on_device = NamedOnDevice::kNone;
+  int64_t named_end = 0;  // of a query attended there: tokens that it sees
 };
 
 struct SequenceState {

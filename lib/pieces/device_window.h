@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "lib/base/memory.h"
+#include "lib/pieces/search_counts.h"
 #include "lib/policy/policy.h"
 #include "lib/store/row_cursor.h"
 #include "lib/tables/device.h"
@@ -84,6 +85,9 @@ class DeviceWindow {
   // under another mark than kept_mark() are out of date.
   int64_t bounded(size_t layer_idx) const { return kept_[layer_idx].bounded; }
   uint32_t kept_mark(size_t layer_idx) const { return kept_[layer_idx].mark; }
+  // What searches have left in kept_lists(), as the host knows it.
+  KeptStages& kept_stages(size_t layer_idx) { return kept_[layer_idx].stages; }
+  const KeptStages& kept_stages(size_t layer_idx) const { return kept_[layer_idx].stages; }
   void set_bounded(size_t layer_idx, int64_t n_tokens) { kept_[layer_idx].bounded = n_tokens; }
   void forget_lists(size_t layer_idx) {
     if (!kept_.empty()) ++kept_[layer_idx].mark;
@@ -141,6 +145,7 @@ class DeviceWindow {
   struct Kept {
     int64_t bounded = 0;
     uint32_t mark = 1;
+    KeptStages stages;
   };
   std::vector<Kept> kept_;
   Buffer kept_lists_;

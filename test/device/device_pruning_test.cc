@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Policy "hip" on device tensors: the same answers as on the host's, in calls of all kinds, in planned steps and in the
 // replays of a graph; what is refused there leaves nothing behind. And calls on host tensors in an engine with a device.
+#include <numeric>
+
 #include "api/pruned_world.h"
 #include "device/device_side.h"
 #include "device/step_runner.h"
@@ -75,6 +77,68 @@ void calls_answer_as_on_the_host(void**) { answers_as_on_the_host(some_stages(),
 void many_stages_answer_as_on_the_host(void**) { answers_as_on_the_host(more_stages(), 0); }
 void shared_lists_answer_as_on_the_host(void**) { answers_as_on_the_host(more_stages(), 1); }
 
+// The keys that the sequence's last query attended, for each KV head.
+std::vector<std::vector<int64_t>> listed(const Side& side, int64_t sequence, int32_t layer_idx = kLayer) {
+  std::vector<std::vector<int64_t>> all;
+  for (int32_t head = 0; head < kKvHeads; ++head) {
+    std::vector<int64_t>& tokens = all.emplace_back(1 << 12);
+    int64_t n = 0;
+    OK(tandem_session_selection, tokens.data(), nullptr, std::ssize(tokens), &n, side.session, sequence, layer_idx, head, 0);
+    tokens.resize(static_cast<size_t>(n));
+  }
+  return all;
+}
+
+// What two sessions have done since the last look, side by side. Of chunks that a stage has kept, the last may have parts
+// that the next stage leaves out: on a device these count as judged, and here they are less than 16 keys of 2 bytes a dim.
+struct CountedTwins {
+  const Side &side, &twin;
+  tandem_session_stats before = side.stats(), before_twin = twin.stats();
+
+  void expect_alike(const std::string& context, int64_t n_blocks) {
+    const int64_t most_above = n_blocks * kKvHeads * 16 * 2 * kDim;
+    const tandem_session_stats now = side.stats(), now_twin = twin.stats();
+    const int64_t judged = now.judged_kv_bytes - before.judged_kv_bytes;
+    const int64_t judged_twin = now_twin.judged_kv_bytes - before_twin.judged_kv_bytes;
+    if (now.n_refreshes - before.n_refreshes != now_twin.n_refreshes - before_twin.n_refreshes ||
+        now.selected_keys != now_twin.selected_keys || judged < judged_twin || judged > judged_twin + most_above)
+      fail_msg("%s: %lld stages, %lld keys, %lld bytes; on the host %lld, %lld, %lld", context.c_str(),
+               static_cast<long long>(now.n_refreshes - before.n_refreshes), static_cast<long long>(now.selected_keys),
+               static_cast<long long>(judged), static_cast<long long>(now_twin.n_refreshes - before_twin.n_refreshes),
+               static_cast<long long>(now_twin.selected_keys), static_cast<long long>(judged_twin));
+    before = now, before_twin = now_twin;
+  }
+};
+
+// Stages come and go with the length, lists grow old, and what a stage has kept is there when someone asks.
+void tell_what_they_have_found(std::vector<tandem_pruning_stage> stages, int32_t shares_lists) {
+  Pruned pruned(32, kWindow + 8, std::move(stages));
+  pruned.pruning.shared_lists = shares_lists;
+  Twins twins(pruned);
+  CountedTwins counted{twins.side, twins.twin};
+  const auto decode = [&](int n) {
+    for (int i = 0; i < n; ++i) {
+      twins.attend(1);
+      const std::string context = "call " + std::to_string(twins.seed - 1);
+      counted.expect_alike(context, 1);
+      if (listed(twins.side, twins.side.sequence) != listed(twins.twin, twins.twin.sequence))
+        fail_msg("%s: other keys", context.c_str());
+    }
+  };
+  twins.attend(300);
+  counted.expect_alike("the first prompt", 300 / 64 + 1);
+  decode(60);
+  twins.attend(400);
+  counted.expect_alike("the second prompt", 400 / 64 + 1);
+  decode(20);
+  twins.truncate(700);
+  decode(3);
+}
+
+void tells_what_searches_have_found(void**) { tell_what_they_have_found(some_stages(), 0); }
+void tells_what_many_stages_have_found(void**) { tell_what_they_have_found(more_stages(), 0); }
+void tells_what_is_in_shared_lists(void**) { tell_what_they_have_found(more_stages(), 1); }
+
 // A fork on a device begins with lists of its own: so does the host's here, which is truncated by nothing.
 void forks_answer_as_on_the_host(void**) {
   const Pruned pruned(16, kWindow, {stage_of(TANDEM_JUDGE_BOUNDS, 16, 96), stage_of(TANDEM_JUDGE_EXACT, 8, 32)});
@@ -136,6 +200,75 @@ void planned_steps_answer_as_on_the_host(void**) {
     }
   }
   for (int i = 0; i < 2; ++i) assert_true(planned.digest(i) == replayed.digest(i));
+}
+
+// Steps, call by call and replayed: the host's counts and keys. While a step is open nobody tells them.
+void steps_tell_what_they_have_found(void**) {
+  const Pruned pruned(32, kWindow + 8, more_stages());
+  Runner planned(300), replayed(300);
+  HostTwin twin(300, "all");
+  for (Side* side : {&planned.side, &replayed.side, &twin.side}) use_policy(side, pruned);
+  CountedTwins counted{planned.side, twin.side}, counted_replays{replayed.side, twin.side};
+  for (int64_t step = 0; step < 40; ++step) {
+    constexpr int64_t kOneEach[] = {1, 1};
+    planned.run_step(step);
+    replayed.set_inputs(step);
+    replayed.begin(kOneEach);
+    if (replayed.graph == nullptr) replayed.capture(kOneEach);
+    assert_true(controls.launch(replayed.graph, replayed.stream));
+    int64_t n = 0;
+    tandem_error* error = nullptr;
+    const int32_t status =
+        tandem_session_selection(nullptr, nullptr, 0, &n, replayed.side.session, replayed.ids[0], 0, 0, 0, &error);
+    assert_refused(status, error, TANDEM_ERROR_BUSY, "sequence", "in flight");
+    replayed.end();
+    twin.run_step(step);
+    const std::string context = "step " + std::to_string(step);
+    counted.expect_alike(context, 2 * kStepLayers);
+    counted_replays.expect_alike(context + ", replayed", 2 * kStepLayers);
+    for (size_t i = 0; i < 2; ++i)
+      for (int32_t l = 0; l < kStepLayers; ++l) {
+        const auto wanted = listed(twin.side, twin.ids[i], l);
+        assert_true(listed(planned.side, planned.ids[i], l) == wanted);
+        assert_true(listed(replayed.side, replayed.ids[i], l) == wanted);
+      }
+  }
+}
+
+void expect_no_selection(const Side& side) {
+  int64_t n = 0;
+  tandem_error* error = nullptr;
+  const int32_t status =
+      tandem_session_selection(nullptr, nullptr, 0, &n, side.session, side.sequence, kLayer, 0, 0, &error);
+  assert_refused(status, error, TANDEM_ERROR_UNSUPPORTED, "sequence", "whose lists policy");
+}
+
+// Where all keys are attended they are told; lists of appends and those that a fork has not are refused.
+void tells_no_keys_that_are_gone(void**) {
+  const Pruned pruned(16, kWindow, some_stages());
+  Side side(true);
+  use_policy(&side, pruned);
+  const auto attend_some = [&](int64_t n, bool appends) {
+    Call call(n, n);
+    call.to_device();
+    tandem_attend_args args = call.args(side);
+    if (!appends) args.k = args.v = nullptr;
+    OK(tandem_attend, side.session, &args);
+  };
+  attend_some(30, true);
+  std::vector<int64_t> all(30);
+  std::iota(all.begin(), all.end(), 0);
+  assert_true(listed(side, side.sequence) == std::vector<std::vector<int64_t>>(kKvHeads, all));
+  attend_some(300, true);
+  expect_no_selection(side);
+  assert_int_equal(side.stats().selected_keys, 0);
+  attend_some(1, false);
+  expect_no_selection(side);
+  attend_some(1, true);
+  assert_true(side.stats().selected_keys > 0 && std::ssize(listed(side, side.sequence)[0]) < 331);
+  const int64_t sequence = side.sequence;
+  OK(tandem_sequence_fork, &side.sequence, side.cache, sequence);
+  expect_no_selection(side);
 }
 
 // A side that has attended a prompt and some tokens, so that lists have been kept.
@@ -326,6 +459,11 @@ int main() {
       cmocka_unit_test_teardown(calls_answer_as_on_the_host, forget),
       cmocka_unit_test_teardown(many_stages_answer_as_on_the_host, forget),
       cmocka_unit_test_teardown(shared_lists_answer_as_on_the_host, forget),
+      cmocka_unit_test_teardown(tells_what_searches_have_found, forget),
+      cmocka_unit_test_teardown(tells_what_many_stages_have_found, forget),
+      cmocka_unit_test_teardown(tells_what_is_in_shared_lists, forget),
+      cmocka_unit_test_teardown(steps_tell_what_they_have_found, forget),
+      cmocka_unit_test_teardown(tells_no_keys_that_are_gone, forget),
       cmocka_unit_test_teardown(planned_steps_answer_as_on_the_host, forget),
       cmocka_unit_test_teardown(forks_answer_as_on_the_host, forget),
       cmocka_unit_test_teardown(tensors_may_change_sides, forget),

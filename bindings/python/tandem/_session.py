@@ -60,7 +60,7 @@ class SessionStats:
     staged_kv_bytes, filled_kv_bytes, streamed_kv_bytes, streamed_x_bytes : int
         K and V that went to the host store, to windows that lacked them, across the bus; hidden states that crossed it.
     judged_kv_bytes : int
-        K, and bounds of K, that policy "hip" read in host memory to choose keys.
+        K, and bounds of K, that policy "hip" read to choose keys; on a device at most.
     n_planned_parts, predicted_part_ns, planned_part_ns : int
         Parts of which the engine knew what they would take, that, and what they took.
     """

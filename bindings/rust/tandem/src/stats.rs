@@ -190,7 +190,7 @@ numbers! {
         planned_part_ns,
         /// And hidden states, of which K and V were made on the device.
         streamed_x_bytes,
-        /// K, and bounds of K, that policy "hip" read in host memory to choose keys.
+        /// K, and bounds of K, that policy "hip" read to choose keys; on a device at most.
         judged_kv_bytes,
     }
 }

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: MIT
+// The keys that searches on the device have found (lib/attend/search_call.h), as the host tells them. Lists that a sequence
+// keeps stay in its window's memory: the host copies them when someone asks. Lists of appends give way to those of the next
+// call, and nobody can ask for them.
+#pragma once
+
+#include "lib/attend/session_core.h"
+#include "lib/call/call_args.h"
+#include "lib/call/sequence_state.h"
+
+namespace tandem {
+
+// The stream has been asked for searches that keep their lists: who reads these waits for it.
+Status follow_searches(SessionCore& core, void* stream);
+// Tokens of the lists that the last stage has kept, over layers and KV heads. Waits for the searches. 0 where the device
+// does not give them any more.
+int64_t count_searched_keys(const SessionCore& core, const SequenceState& state);
+// The keys that the sequence's last query attended; it was attended on the device. Waits for its search. UNSUPPORTED
+// (sequence): they are not there any more.
+Status list_searched_keys(const SessionCore& core, const HeadOfSequence& head, const SequenceState& state, KeptKeys* kept);
+
+}  // namespace tandem
