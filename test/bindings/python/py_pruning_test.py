@@ -5,6 +5,7 @@ import sys
 import numpy as np
 import pytest
 from conftest import DIM, KV_HEADS, Q_HEADS, ROOT
+from py_hidden_test import OnDevice, controls, device_engine  # noqa: F401
 
 import tandem
 from tandem import Pruning, PruningRecord, PruningStage
@@ -297,3 +298,33 @@ def test_trees_are_refused(world):
         session.attend(world.sequence, q, k, v, speculative=True, parent_idx=[-1, 0, 0])
     assert told.value.field == "parent_idx"
     assert world.sequence.length() == 0 if callable(world.sequence.length) else len(world.sequence) == 0
+
+
+def test_device_tensors_are_pruned_as_the_hosts(controls):  # noqa: F811
+    """Answers, kept keys and counts. The window has room for all keys, and a longer sequence is refused."""
+    record = given(RECORDS["bounds of 8"])
+    options = {"policy": "hip", "pruning": Pruning(decode=[record], append=[record]), "window_tokens": 512}
+    sessions, sequences, engine = [], [], device_engine()
+    for each in (engine, tandem.Engine(n_threads=2)):
+        model = tandem.Model([tandem.Layer(n_q_heads=Q_HEADS, n_kv_heads=KV_HEADS, k_head_dim=DIM)])
+        cache = tandem.Cache(each, model, k_type="f32")
+        sessions.append(tandem.Session(cache, **options))
+        sequences.append(cache.create_sequence())
+    random, memory = np.random.default_rng(3), []
+    for n in [400, *[1] * 10]:
+        q, k, v = (random.standard_normal((n, heads, DIM)).astype(np.float32) for heads in (Q_HEADS, KV_HEADS, KV_HEADS))
+        memory.append(OnDevice(engine, q, k, v, np.full_like(q, np.nan)))
+        sessions[0].attend(sequences[0], *memory[-1].arrays[:3], out=memory[-1].arrays[3])
+        wanted = sessions[1].attend(sequences[1], q, k, v)
+        np.testing.assert_allclose(memory[-1].arrays[3].read(), wanted, rtol=1e-4, atol=1e-4)
+        for head in range(KV_HEADS if n == 1 else 0):
+            kept = [session.selection(sequence, kv_head_idx=head)[0] for session, sequence in zip(sessions, sequences, strict=True)]
+            np.testing.assert_array_equal(*kept)
+            assert len(kept[0]) < 410
+    stats = [session.stats() for session in sessions]
+    assert stats[0].n_refreshes == stats[1].n_refreshes > 0 and stats[0].selected_keys == stats[1].selected_keys > 0
+    assert stats[0].judged_kv_bytes == stats[1].judged_kv_bytes > 0  # of one stage nothing is left out
+    with pytest.raises(tandem.CapacityError) as told:
+        more = OnDevice(engine, *(np.zeros((103, heads, DIM), np.float32) for heads in (Q_HEADS, KV_HEADS, KV_HEADS, Q_HEADS)))
+        sessions[0].attend(sequences[0], *more.arrays[:3], out=more.arrays[3])
+    assert told.value.field == "window_tokens"

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """tandem.transformers as its users push it: other families, ways to generate, what goes wrong in training and with two models."""
 import copy
+import types
 
 import pytest
 from hf_common import (DEVICES, FAMILIES, MORE_FAMILIES, OLD_MASKS, VERSION, batch, configuration, needs_cuda, new_cache, run, torch,
@@ -9,6 +10,7 @@ from hf_gate import assert_within_gate, models
 
 import tandem
 from tandem.transformers import TandemCache, tandem_attention
+from tandem.transformers._layers import window_of
 
 
 @pytest.fixture(scope="module")
@@ -256,3 +258,54 @@ def test_layers_that_are_not_alike():
         run(three[0], ids, mask, [37], new_cache())
     layers = [tandem.Layer(n_q_heads=4, n_kv_heads=4, k_head_dim=64, sm_scale=0.125 / (i + 1)) for i in range(3)]
     assert_within_gate(three, ids, mask, [30, 7], new_cache(8, layers=layers))
+
+
+@pytest.mark.parametrize("given, policies, on_device, window", [
+    ({"max_position_embeddings": 20000}, ["hip"], True, 20000),
+    ({"max_position_embeddings": 20000}, ["all", "hip", "hip"], True, 20000),
+    ({"max_position_embeddings": 512}, ["hip"], True, 4096),
+    ({"max_position_embeddings": 1 << 40}, ["hip"], True, (1 << 30) - 1),
+    ({}, ["hip"], True, 131_072),
+    ({"max_position_embeddings": 32768, "rope_parameters": {"factor": 4.0, "original_max_position_embeddings": 32768}}, ["hip"], True,
+     131_072),
+    ({"max_position_embeddings": 131_072, "rope_scaling": {"factor": 8.0, "original_max_position_embeddings": 8192}}, ["hip"], True,
+     131_072),
+    ({"max_position_embeddings": 20000}, ["hip"], False, -1),  # the CPU prunes wherever keys are
+    ({"max_position_embeddings": 20000}, ["all"], True, -1),
+    ({"max_position_embeddings": 20000}, ["hip", "hgca"], True, -1),
+])
+def test_a_gpu_that_prunes_has_all_keys_in_the_window(given, policies, on_device, window):
+    assert window_of(-1, policies, types.SimpleNamespace(**given), on_device) == window
+    assert window_of(700, policies, types.SimpleNamespace(**given), on_device) == 700
+
+
+RECORD = tandem.PruningRecord([tandem.PruningStage("bounds", 16, 128, 4), tandem.PruningStage("exact", 8, 64, 2)], 16, 64)
+PRUNED = tandem.Pruning(decode=[RECORD], append=[RECORD])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_pruned_layers_on_either_processor(device):
+    """The window that is not given is as long as the rows become. Both processors keep the same keys, ties apart."""
+    mine = models("llama", torch.float32, device)[0]
+    ids, mask = batch(device, (300, 220, 260))
+    past = new_cache(-1, device, policy="hip", pruning=PRUNED, dense_layers=[0])
+    logits = run(mine, ids, mask, [280] + [1] * 20, past)
+    stats = past.session.stats()
+    assert stats.n_refreshes > 0 and stats.judged_kv_bytes > 0 and 0 < stats.selected_keys < 3 * 2 * 3 * 260
+    assert (stats.n_device_attends > 0) == (device == "cuda")
+    mine = models("llama", torch.float32, "cpu")[0]
+    other = new_cache(-1, "cpu", policy="hip", pruning=PRUNED, dense_layers=[0])
+    expected = run(mine, ids.cpu(), mask.cpu(), [280] + [1] * 20, other)
+    far = (logits.cpu() - expected).abs().amax(2)[mask.cpu() == 1]
+    assert (far < 1e-3).float().mean() > 0.95
+    dense = run(mine, ids.cpu(), mask.cpu(), [280] + [1] * 20, new_cache(-1, "cpu"))
+    assert (dense - expected).abs().max() > 1e-2  # or pruning would show nothing
+
+
+@needs_cuda
+def test_rows_outgrow_a_window_that_was_given():
+    mine = models("llama", torch.float32, "cuda")[0]
+    ids, mask = batch("cuda", (300,))
+    with pytest.raises(tandem.CapacityError) as raised:
+        run(mine, ids, mask, [300], new_cache(128, "cuda", policy="hip", pruning=PRUNED))
+    assert raised.value.field == "window_tokens"

@@ -15,7 +15,7 @@ from .._model import Layer, Model
 from .._options import CacheOptions, SessionOptions, integer, listed
 from .._session import Session
 from ._attention import Call, Update, note
-from ._layers import dense_layers_of, layers_of, policies_of, text_config, unsupported
+from ._layers import dense_layers_of, layers_of, policies_of, text_config, unsupported, window_of
 from ._pass import Change, Changes, Held, Pass
 from ._refusals import Refusals
 from ._rows import batch_of, read_rows, tokens_of, view_of
@@ -58,7 +58,10 @@ class TandemCache(Refusals):
     Parameters
     ----------
     window : int
-        Newest tokens of each row, always attended; on a GPU only they are in its memory. -1: 4,096; 0: none.
+        Newest tokens of each row, always attended; on a GPU only they are in its memory. -1: 4,096; 0: none. Under ``policy="hip"``
+        it says where keys are and nothing else, and a GPU has all keys of a row: -1 is there as many tokens as the model's
+        configuration says it was made for (``max_position_embeddings``, or what scaled RoPE makes of it; 131,072 where it does not
+        say), and 4,096 at least. A longer row is refused with CAPACITY. GPU memory is taken as tokens come, whatever the window.
     engine : Engine, optional
         None: one that all caches share, with ``backend="cuda"`` where the model is on a GPU.
     layers : sequence of Layer, optional
@@ -70,7 +73,7 @@ class TandemCache(Refusals):
         --find-dense-layers`` finds them. Not beside ``layer_policies``, which names each layer's policy.
     **options
         The other :class:`tandem.SessionOptions`, as ``policy``: ``"all"`` (exact), ``"streaming"``, ``"hgca"``, or ``"hip"`` with
-        ``pruning`` (models on the CPU alone).
+        ``pruning``.
 
     Attributes
     ----------
@@ -146,6 +149,9 @@ class TandemCache(Refusals):
         cache = Cache(engine, Model(layers), **storage)
         # A pass is a step, and between the layers of one on the CPU PyTorch's threads need the cores.
         options: SessionOptions = {"sleep_between_calls": call.key.device.type == "cpu", **self._options, **by_layer}
+        given = options.get("layer_policies")
+        policies = [options.get("policy") or "all"] if given is None else listed("layer_policies", given)
+        options["window_tokens"] = window_of(options["window_tokens"], policies, config, call.key.device.type == "cuda")
         self.session = Session(cache, **options)
         self.engine, self.cache, self._owns = engine, cache, True
 

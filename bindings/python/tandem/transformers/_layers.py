@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from ._attention import Call
 
 _FULL, _SLIDING = ("full_attention", "attention"), "sliding_attention"
+_WINDOW = 4096  # the library's
+_LONGEST = 131_072  # tokens, where a configuration does not say
+_MOST = (1 << 30) - 1  # that a search takes
 _LISTS_OF_KINDS = ("layer_types", "layers_block_type", "block_types")  # what configurations call them
 
 
@@ -82,3 +85,26 @@ def policies_of(dense_layers: Sequence[int], policy: str, n_layers: int) -> list
         if not 0 <= layer_idx < n_layers:
             raise invalid(f"dense_layers[{i}]", f"= {layer_idx}, the model has layers 0 to {n_layers - 1}")
     return ["all" if layer_idx in dense_layers else policy for layer_idx in range(n_layers)]
+
+
+def longest_of(config: Any) -> int:
+    """Tokens that a model was made for, as its configuration says; 0: it does not say."""
+    lengths = [getattr(config, "max_position_embeddings", None)]
+    for name in ("rope_parameters", "rope_scaling"):
+        scaling = getattr(config, name, None)
+        if isinstance(scaling, dict):
+            trained, factor = scaling.get("original_max_position_embeddings"), scaling.get("factor")
+            if isinstance(trained, int) and isinstance(factor, int | float):
+                lengths.append(int(trained * factor))
+    return max((length for length in lengths if isinstance(length, int)), default=0)
+
+
+def window_of(window: Any, policies: Sequence[str], config: Any, on_device: bool) -> Any:
+    """The window of a session: as given, or, where nothing is and a GPU prunes, as many tokens as the model was made for.
+
+    A GPU finds the keys that pruned layers attend in the window alone. Layers of other policies than "all" attend by the window, so
+    beside them it stays as the library has it.
+    """
+    if window != -1 or not on_device or "hip" not in policies or any(policy not in ("all", "hip") for policy in policies):
+        return window
+    return min(max(_WINDOW, longest_of(config) or _LONGEST), _MOST)
