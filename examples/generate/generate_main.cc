@@ -165,17 +165,19 @@ void print_text(const Request& request, const Outcome& outcome) {
 }
 
 Failure serve_shapes(const Request& request) {
+  const ShapesRun shapes{request.score_context, request.n_prefill, request.sampling.n_predict, request.policy.routes.route};
+  PolicyOptions policy = request.policy;
+  policy.window_tokens = window_of(request.engine, policy, shapes.longest());
   Runtime runtime;
   GENERATE_TRY(runtime.open(request.engine));
   Session session;
-  GENERATE_TRY(runtime.new_session(request.policy, &session));
+  GENERATE_TRY(runtime.new_session(policy, &session));
   Context context{session.get()};
   GENERATE_TRY(runtime.new_sequence(&context.sequence));
   ShapesOutcome outcome;
   DeviceMemoryReport device;
-  const ShapesRun shapes{request.score_context, request.n_prefill, request.sampling.n_predict, request.policy.routes.route};
   GENERATE_TRY(run_shapes(&runtime, &context, shapes, &outcome));
-  GENERATE_TRY(runtime.device_memory(request.policy, context.n_tokens, &device));
+  GENERATE_TRY(runtime.device_memory(policy, context.n_tokens, &device));
   if (request.json) {
     Json json = {{"shapes", request.engine.shapes},           {"policy", request.policy.policy},
                  {"context_tokens", request.score_context},   {"steps", request.sampling.n_predict},

@@ -95,7 +95,10 @@ Failure EngineOptions::check_machine() const {
 }
 
 void PolicyOptions::declare(Flags* flags) {
-  flags->integer("--window", "newest tokens, always attended (default: the library's)", 0, kMaxTokens, &window_tokens);
+  flags->integer("--window",
+                 "newest tokens, always attended (default: the library's); under hip with --device cuda at least as many\n"
+                 "as the model was made for, as the GPU has all keys then",
+                 0, kMaxTokens, &window_tokens);
   flags->integer("--sinks", "first tokens, always attended (default: the library's)", 0, kMaxTokens, &sink_tokens);
   flags->real("--alpha", "hgca: factor of the moving average of attention weights, MAW", 1e-6, 1, &alpha);
   flags->real("--beta", "hgca: keep a key when its MAW > beta / tokens", 0, 1e6, &beta);
@@ -120,6 +123,11 @@ Failure PolicyOptions::check(const char* flag) const {
   if (!is_known(policy, tandem_policy_name, &known)) return {std::string(flag) + ": \"" + policy + "\" is none of " + known};
   Pruning parsed;
   return parsed.parse(pruning, "--pruning");
+}
+
+int64_t window_of(const EngineOptions& engine, const PolicyOptions& policy, int64_t longest) {
+  const bool has_all = engine.place == kCuda && policy.policy == "hip" && longest > 0;
+  return has_all ? std::max(policy.window_tokens, longest) : policy.window_tokens;
 }
 
 Failure Runtime::open(const EngineOptions& options) {
@@ -204,7 +212,7 @@ Failure Runtime::open_transformer(const ModelConfig& config) {
 tandem_session_options Runtime::session_options(const PolicyOptions& policy, const tandem_pruning& pruning) const {
   tandem_session_options options = TANDEM_SESSION_OPTIONS_INIT;
   options.policy = policy.policy.c_str();
-  options.window_tokens = policy.window_tokens;
+  options.window_tokens = window_of(options_, policy, config().max_tokens);
   options.sink_tokens = policy.sink_tokens;
   options.alpha = static_cast<float>(policy.alpha);
   options.beta = static_cast<float>(policy.beta);

@@ -65,6 +65,10 @@ struct PolicyOptions {
   void set(const std::string& name);  // "hgca", or "hip=PRUNING"
 };
 
+// The window of a session whose sequences have up to `longest` tokens (0: not known). Where a GPU prunes it has all keys of
+// a sequence, and the window says no more than that: a shorter one is lengthened.
+int64_t window_of(const EngineOptions& engine, const PolicyOptions& policy, int64_t longest);
+
 struct ReleaseTandem {
   void operator()(tandem_engine* engine) const { tandem_engine_release(engine); }
   void operator()(tandem_model* model) const { tandem_model_release(model); }

@@ -64,6 +64,8 @@ Repeat repeat_of(const EngineOptions& engine, const ShapesRun& run, int64_t n_la
   return repeat;
 }
 
+int64_t ShapesRun::longest() const { return n_context + 1 + kWarmSteps + n_tokens; }
+
 Failure run_shapes(Runtime* runtime, Context* context, const ShapesRun& run, ShapesOutcome* outcome) {
   const int64_t n_tokens = run.n_tokens;
   const auto begin = Clock::now();

@@ -16,6 +16,8 @@ struct ShapesRun {
   int64_t n_prefill = 0;   // of these, the last ones, computed and timed
   int64_t n_tokens = 0;    // steps behind them
   std::string route = {};  // of the session; empty: Tandem's default, "auto"
+
+  int64_t longest() const;  // tokens that the sequence has in the end
 };
 
 struct ShapesOutcome {

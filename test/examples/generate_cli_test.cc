@@ -10,6 +10,8 @@
 
 #include "haystack.h"
 #include "run_command.h"
+#include "runtime.h"
+#include "shapes_run.h"
 #include "stop_test.h"
 #include "text_file.h"
 
@@ -131,6 +133,7 @@ std::vector<BadInput> bad_route_inputs() {
       {on_host, {"--route", "recompute", "--rope", "library"}, {"\"recompute\"", "--rope", "\"library\""}},
       {on_host, {"--route", "recompute", "--k-rotation", "hadamard"}, {"\"recompute\"", "--k-rotation", "\"hadamard\""}},
       {on_host, {"--prefill", "8"}, {"--prefill", "--shapes"}},
+      {on_host, {"--policy", "hip"}, {"--kv", "\"host\"", "--policy", "\"hip\""}},
       {{"--shapes", "llama-3-8b", "--device", "cuda", "--context", "9"},
        {"--prefill", "10"},
        {"--prefill", "\"10\"", "--context", "9"}},
@@ -280,14 +283,38 @@ void sampling_follows_the_seed(void**) {
   assert_true(first != sample("2"));
 }
 
+// A GPU that prunes has room for as many tokens as there will be; nobody else's window changes.
+void windows_have_all_keys_where_a_gpu_prunes(void**) {
+  using namespace generate;
+  EngineOptions cpu, gpu;
+  gpu.place = kCuda;
+  PolicyOptions pruned, dense;
+  pruned.policy = "hip";
+  assert_int_equal(window_of(gpu, pruned, 16384), 16384);
+  assert_int_equal(window_of(gpu, pruned, 0), -1);  // the library's, where nobody knows
+  assert_int_equal(window_of(cpu, pruned, 16384), -1);
+  assert_int_equal(window_of(gpu, dense, 16384), -1);
+  pruned.window_tokens = 1024;
+  assert_int_equal(window_of(gpu, pruned, 16384), 16384);
+  assert_int_equal(window_of(gpu, pruned, 512), 1024);
+  assert_int_equal(window_of(cpu, pruned, 16384), 1024);
+  const ShapesRun shapes{5000, 100, 20};
+  assert_true(shapes.longest() >= 5020 && shapes.longest() <= 5030);
+}
+
 }  // namespace
 
 int main() {
   const CMUnitTest tests[] = {
-      cmocka_unit_test(bad_input_is_named),        cmocka_unit_test(help_lists_the_flags),
-      cmocka_unit_test(pass_key_is_found),         cmocka_unit_test(bytes_read_are_counted),
-      cmocka_unit_test(sampling_follows_the_seed), cmocka_unit_test(logits_that_are_no_numbers_are_refused),
-      cmocka_unit_test(a_closed_stdout_ends_it),   cmocka_unit_test(a_device_that_is_not_there_is_refused),
+      cmocka_unit_test(bad_input_is_named),
+      cmocka_unit_test(help_lists_the_flags),
+      cmocka_unit_test(pass_key_is_found),
+      cmocka_unit_test(bytes_read_are_counted),
+      cmocka_unit_test(sampling_follows_the_seed),
+      cmocka_unit_test(logits_that_are_no_numbers_are_refused),
+      cmocka_unit_test(a_closed_stdout_ends_it),
+      cmocka_unit_test(a_device_that_is_not_there_is_refused),
+      cmocka_unit_test(windows_have_all_keys_where_a_gpu_prunes),
   };
   return cmocka_run_group_tests(tests, nullptr, nullptr);
 }
