@@ -85,9 +85,9 @@ std::vector<float> on_host(const World& world, const DeviceTensors& tensors, con
   return values_of(o);
 }
 
-std::unique_ptr<World> device_world() {
+std::unique_ptr<World> device_world(const tandem_session_options& session = windowed()) {
   auto world = std::make_unique<World>(std::vector<tandem_layer_options>{plain_layer()}, stored_as(TANDEM_F32),
-                                       with_device(), windowed());
+                                       with_device(), session);
   world->state.reset();
   tandem_ggml* made = nullptr;
   tandem_ggml_options options = world->options();
@@ -102,10 +102,10 @@ void assert_close(const std::vector<float>& got, const std::vector<float>& expec
     if (!(std::fabs(got[i] - expected[i]) <= 2e-5f)) fail_msg("element %zu: %g instead of %g", i, got[i], expected[i]);
 }
 
-// By hand, and as the callback does it. Two sequences; prompts go past the window.
-void gives_what_the_host_gives(void**) {
-  const auto world = device_world();
-  const World host({plain_layer()}, stored_as(TANDEM_F32), two_threads(), windowed());
+// By hand, and as the callback does it. Two sequences.
+void give_what_the_host_gives(const tandem_session_options& session) {
+  const auto world = device_world(session);
+  const World host({plain_layer()}, stored_as(TANDEM_F32), two_threads(), session);
   tandem_ggml* state = world->state.get();
   int64_t seed = 0;
   n_waits = 0;
@@ -128,6 +128,34 @@ void gives_what_the_host_gives(void**) {
   }
   assert_int_equal(n_waits, 2);
   assert_int_equal(world->length(0), 161);
+  tandem_session_stats stats = TANDEM_SESSION_STATS_INIT;
+  OK(tandem_session_get_stats, &stats, world->session.get());
+  assert_int_equal(stats.n_refreshes > 0 && stats.judged_kv_bytes > 0, session.pruning != nullptr);
+}
+
+// Prompts go past the window.
+void gives_what_the_host_gives(void**) { give_what_the_host_gives(windowed()); }
+
+// The window has all keys, and few of them are attended.
+void gives_what_the_host_gives_where_it_prunes(void**) {
+  tandem_pruning_stage stage = TANDEM_PRUNING_STAGE_INIT;
+  stage.judge = TANDEM_JUDGE_BOUNDS;
+  stage.chunk_tokens = 8;
+  stage.keep_tokens = 32;
+  stage.refresh_interval = 2;
+  tandem_pruning_record record = TANDEM_PRUNING_RECORD_INIT;
+  record.sink_tokens = 8;
+  record.window_tokens = 32;
+  record.stages = &stage;
+  record.n_stages = 1;
+  tandem_pruning pruning = TANDEM_PRUNING_INIT;
+  pruning.decode = pruning.append = &record;
+  pruning.n_decode = pruning.n_append = 1;
+  tandem_session_options session = TANDEM_SESSION_OPTIONS_INIT;
+  session.policy = "hip";
+  session.pruning = &pruning;
+  session.window_tokens = 256;
+  give_what_the_host_gives(session);
 }
 
 void other_nodes_are_not_the_callback_s(void**) {
@@ -280,8 +308,11 @@ int main(int argc, char** argv) {
   if (argc == 3) module_path = argv[1], module_name = argv[2];
   device = std::make_unique<tandem::test::OpenDevice>(module_path);
   const CMUnitTest tests[] = {cmocka_unit_test(gives_what_the_host_gives),
-                              cmocka_unit_test(other_nodes_are_not_the_callback_s), cmocka_unit_test(cuts_that_cannot_be),
-                              cmocka_unit_test(errors), cmocka_unit_test(a_device_that_is_lost)};
+                              cmocka_unit_test(gives_what_the_host_gives_where_it_prunes),
+                              cmocka_unit_test(other_nodes_are_not_the_callback_s),
+                              cmocka_unit_test(cuts_that_cannot_be),
+                              cmocka_unit_test(errors),
+                              cmocka_unit_test(a_device_that_is_lost)};
   const int n_failed = cmocka_run_group_tests(tests, nullptr, nullptr);
   if (n_failed == 0 && argc == 3) print_costs();
   device.reset();
