@@ -22,6 +22,9 @@ type MemoryPlan struct {
 	DeviceWeightsBytes   int64 // projections of the route "recompute"
 	XTokenBytes          int64 // hidden states of one token in all layers
 	DeviceWindowMaxBytes int64 // windows once each sequence has filled its own
+	JudgedKvBytes        int64 // not held, but read: by the stages of policy "hip" in a decode step, on average
+	JudgedFirstBytes     int64 // of these, by first stages
+	JudgedMaxBytes       int64 // in a step in which all stages run
 }
 
 // CacheStats is what a cache holds.
@@ -110,6 +113,9 @@ func (e *Engine) PlanMemory(model *Model, cache *CacheOptions, session *SessionO
 		DeviceWeightsBytes:   int64(raw.device_weights_bytes),
 		XTokenBytes:          int64(raw.x_token_bytes),
 		DeviceWindowMaxBytes: int64(raw.device_window_max_bytes),
+		JudgedKvBytes:        int64(raw.judged_kv_bytes),
+		JudgedFirstBytes:     int64(raw.judged_first_bytes),
+		JudgedMaxBytes:       int64(raw.judged_max_bytes),
 	}, err
 }
 
@@ -128,6 +134,9 @@ func (p MemoryPlan) Report() (string, error) {
 		device_weights_bytes:    C.int64_t(p.DeviceWeightsBytes),
 		x_token_bytes:           C.int64_t(p.XTokenBytes),
 		device_window_max_bytes: C.int64_t(p.DeviceWindowMaxBytes),
+		judged_kv_bytes:         C.int64_t(p.JudgedKvBytes),
+		judged_first_bytes:      C.int64_t(p.JudgedFirstBytes),
+		judged_max_bytes:        C.int64_t(p.JudgedMaxBytes),
 	}
 	return text(func(buffer *C.char, bytes C.size_t, needed *C.size_t, rawErr **C.tandem_error) C.int32_t {
 		return C.tandem_plan_report(buffer, bytes, needed, &raw, rawErr)

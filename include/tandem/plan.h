@@ -33,9 +33,13 @@ typedef struct tandem_memory_plan {
   int64_t device_weights_bytes; /* projections of the route "recompute", taken once for a cache by the first such session */
   int64_t x_token_bytes;        /* hidden states of one token in all layers */
   int64_t device_window_max_bytes; /* windows once each sequence has filled its own, however long it becomes */
+  int64_t judged_kv_bytes;    /* not held, but read: what the stages of "hip" read to choose keys in a decode step of all sequences,
+                               * on average over the steps between which lists are kept. Counted as in tandem_session_stats */
+  int64_t judged_first_bytes; /* of these, what first stages read, which grows with the length */
+  int64_t judged_max_bytes;   /* in a step in which all stages run */
 } tandem_memory_plan;
 #define TANDEM_MEMORY_PLAN_INIT \
-  { sizeof(tandem_memory_plan), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+  { sizeof(tandem_memory_plan), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 /* Plan for n_sequences sequences of kv_lens [n_sequences] tokens, without allocating anything. cache and session options
  * may be NULL. Errors: those of the create calls; CAPACITY where a cap is exceeded (*plan is filled in all the same), with

@@ -32,18 +32,20 @@ Status check_kv_lens(const int64_t* kv_lens, int64_t n_sequences) {
 }
 
 std::string plan_json(const tandem_memory_plan& plan) {
-  char text[640];
+  char text[768];
   std::snprintf(text, sizeof text,
                 "{\"host_kv_bytes\":%lld,\"host_session_bytes\":%lld,\"selection_max_bytes\":%lld,"
                 "\"device_window_bytes\":%lld,\"device_work_bytes\":%lld,\"kv_token_bytes\":%lld,\"shared_bytes\":%lld,"
                 "\"device_stream_bytes\":%lld,\"device_weights_bytes\":%lld,\"x_token_bytes\":%lld,"
-                "\"device_window_max_bytes\":%lld}",
+                "\"device_window_max_bytes\":%lld,\"judged_kv_bytes\":%lld,\"judged_first_bytes\":%lld,"
+                "\"judged_max_bytes\":%lld}",
                 static_cast<long long>(plan.host_kv_bytes), static_cast<long long>(plan.host_session_bytes),
                 static_cast<long long>(plan.selection_max_bytes), static_cast<long long>(plan.device_window_bytes),
                 static_cast<long long>(plan.device_work_bytes), static_cast<long long>(plan.kv_token_bytes),
                 static_cast<long long>(plan.shared_bytes), static_cast<long long>(plan.device_stream_bytes),
                 static_cast<long long>(plan.device_weights_bytes), static_cast<long long>(plan.x_token_bytes),
-                static_cast<long long>(plan.device_window_max_bytes));
+                static_cast<long long>(plan.device_window_max_bytes), static_cast<long long>(plan.judged_kv_bytes),
+                static_cast<long long>(plan.judged_first_bytes), static_cast<long long>(plan.judged_max_bytes));
   return text;
 }
 

@@ -7,7 +7,7 @@
 #define TANDEM_LIB_ABI_LAYOUT_H_
 
 /* clang-format off */
-#define TANDEM_ABI_FINGERPRINT UINT64_C(0x5e20b283ef84f889)
+#define TANDEM_ABI_FINGERPRINT UINT64_C(0x558c53c8889df039)
 
 #define TANDEM_ABI_LAYOUT(STRUCT, MEMBER) \
   STRUCT(tandem_tensor, 96) \
@@ -193,7 +193,7 @@
   MEMBER(tandem_pruning, n_decode, 24) \
   MEMBER(tandem_pruning, append, 32) \
   MEMBER(tandem_pruning, n_append, 40) \
-  STRUCT(tandem_memory_plan, 96) \
+  STRUCT(tandem_memory_plan, 120) \
   MEMBER(tandem_memory_plan, struct_size, 0) \
   MEMBER(tandem_memory_plan, reserved, 4) \
   MEMBER(tandem_memory_plan, host_kv_bytes, 8) \
@@ -207,6 +207,9 @@
   MEMBER(tandem_memory_plan, device_weights_bytes, 72) \
   MEMBER(tandem_memory_plan, x_token_bytes, 80) \
   MEMBER(tandem_memory_plan, device_window_max_bytes, 88) \
+  MEMBER(tandem_memory_plan, judged_kv_bytes, 96) \
+  MEMBER(tandem_memory_plan, judged_first_bytes, 104) \
+  MEMBER(tandem_memory_plan, judged_max_bytes, 112) \
   STRUCT(tandem_route_plan, 120) \
   MEMBER(tandem_route_plan, struct_size, 0) \
   MEMBER(tandem_route_plan, reserved, 4) \
@@ -286,7 +289,7 @@
   DEFAULTS(tandem_pruning_stage, TANDEM_PRUNING_STAGE_INIT, 56) \
   DEFAULTS(tandem_pruning_record, TANDEM_PRUNING_RECORD_INIT, 40) \
   DEFAULTS(tandem_pruning, TANDEM_PRUNING_INIT, 48) \
-  DEFAULTS(tandem_memory_plan, TANDEM_MEMORY_PLAN_INIT, 96) \
+  DEFAULTS(tandem_memory_plan, TANDEM_MEMORY_PLAN_INIT, 120) \
   DEFAULTS(tandem_route_plan, TANDEM_ROUTE_PLAN_INIT, 120) \
   DEFAULTS(tandem_cache_stats, TANDEM_CACHE_STATS_INIT, 112) \
   DEFAULTS(tandem_session_stats, TANDEM_SESSION_STATS_INIT, 232)

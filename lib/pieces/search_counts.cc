@@ -69,8 +69,9 @@ SearchCounts count_search(const CountedSearch& search, KeptStages* kept) {
       own.mark = search.mark, own.places = places, own.ran_at = search.p0;
       ++counts.n_stages;
       if (own.n_tokens > stage.keep_len) {
-        counts.judged_bytes +=
+        counts.stage_bytes[i] =
             search.layer.n_kv_heads * judged_bytes(search, stage, own.n_tokens, static_cast<int32_t>(i) == last);
+        counts.judged_bytes += counts.stage_bytes[i];
         own.n_tokens = stage.keep_len;
         own.has_all = false;
       }
@@ -78,6 +79,41 @@ SearchCounts count_search(const CountedSearch& search, KeptStages* kept) {
     before = &own;
   }
   return counts;
+}
+
+// Lists age together, so how often a stage runs follows from the intervals: here, in the calls of some of the longest.
+PlannedJudging plan_judging(const CountedSearch& search) {
+  constexpr int64_t kRounds = 16, kMostCalls = 1 << 14;
+  const std::vector<PruningStage>& stages = search.record.stages;
+  KeptStages none;
+  const SearchCounts all = count_search(search, &none);
+  int64_t longest = 1;
+  for (const PruningStage& stage : stages)
+    if (stage.is_there(search.p0 + 1)) longest = std::max(longest, stage.interval);
+  const int64_t n_calls = std::min(kRounds * longest, kMostCalls);
+  std::array<int64_t, static_cast<size_t>(kMostStages)> n_runs = {}, ran_at = {};
+  for (int64_t call = 0; call < n_calls; ++call) {
+    bool runs = call == 0;
+    for (size_t i = 0; i < stages.size(); ++i) {
+      if (!stages[i].is_there(search.p0 + 1)) continue;
+      runs = runs || call - ran_at[i] >= stages[i].interval;
+      if (!runs) continue;
+      ran_at[i] = call;
+      ++n_runs[i];
+    }
+  }
+  PlannedJudging planned;
+  bool is_first = true;
+  for (size_t i = 0; i < stages.size(); ++i) {
+    if (!stages[i].is_there(search.p0 + 1)) continue;
+    const auto bytes = static_cast<double>(all.stage_bytes[i]);
+    const double mean = bytes * static_cast<double>(n_runs[i]) / static_cast<double>(n_calls);
+    planned.mean_bytes += mean;
+    planned.most_bytes += bytes;
+    if (is_first) planned.first_mean_bytes = mean;
+    is_first = false;
+  }
+  return planned;
 }
 
 int32_t last_place(const PruningRecord& record, int64_t p0) {

@@ -41,9 +41,16 @@ struct CountedSearch {
 struct SearchCounts {
   int64_t n_stages = 0;  // that have run
   int64_t judged_bytes = 0;
+  std::array<int64_t, static_cast<size_t>(kMostStages)> stage_bytes = {};  // these, by stage
 };
 // Returns what the search does, and leaves in *kept what it leaves on the device.
 SearchCounts count_search(const CountedSearch& search, KeptStages* kept);
+// What the stages of decode calls read to judge chunks, of a sequence in a layer that has so many tokens as the search says:
+// in a call on average, the first stage alone, and in a call in which all stages run.
+struct PlannedJudging {
+  double mean_bytes = 0.0, first_mean_bytes = 0.0, most_bytes = 0.0;
+};
+PlannedJudging plan_judging(const CountedSearch& search);
 // Returns the place of the last stage that is there for token p0; -1: none is.
 int32_t last_place(const PruningRecord& record, int64_t p0);
 

@@ -6,12 +6,15 @@
 
 #include "lib/device/device_session.h"
 #include "lib/machine/placement.h"
+#include "lib/pieces/search_counts.h"
 #include "lib/pieces/window_staging.h"
 #include "lib/routes/routes_taken.h"
 #include "lib/store/cache_options.h"
 
 namespace tandem {
 namespace {
+
+constexpr int64_t kMostRounding = 2048;  // tokens that a policy may take memory for beyond the length
 
 struct SessionBytes {
   int64_t state = 0;
@@ -101,6 +104,29 @@ Status plan_calls(const SizeTerms& terms, std::span<const int64_t> kv_lens, Plan
   return {};
 }
 
+// Of a decode step of all sequences. on_device: keys are as the device's window has them.
+void plan_reads(const std::vector<Layer>& layers, const LayerPolicies& policies, const Pruning& pruning,
+                std::span<const int64_t> kv_lens, bool on_device, tandem_memory_plan* plan) {
+  double mean = 0.0, first = 0.0, most = 0.0;
+  for (size_t l = 0; l < layers.size(); ++l) {
+    if (!policies[l].names_keys()) continue;
+    const Layer layer = on_device ? window_layer(layers[l]) : layers[l];
+    PlannedJudging one;
+    for (size_t i = 0; i < kv_lens.size(); ++i) {
+      if (i == 0 || kv_lens[i] != kv_lens[i - 1])
+        one = plan_judging(
+            {pruning.layers[l].decode, layer, pruning.shares_lists, true, std::max<int64_t>(0, kv_lens[i] - 1), 1});
+      mean += one.mean_bytes;
+      first += one.first_mean_bytes;
+      most += one.most_bytes;
+    }
+  }
+  constexpr double kMost = 0x1p62;
+  plan->judged_kv_bytes = static_cast<int64_t>(std::min(mean, kMost));
+  plan->judged_first_bytes = static_cast<int64_t>(std::min(first, kMost));
+  plan->judged_max_bytes = static_cast<int64_t>(std::min(most, kMost));
+}
+
 Status plan_device(const SizeTerms& terms, std::span<const int64_t> kv_lens, tandem_memory_plan* plan) {
   plan->device_window_bytes = plan->device_window_max_bytes = plan->device_work_bytes = plan->shared_bytes = 0;
   plan->device_stream_bytes = plan->device_weights_bytes = 0;
@@ -141,7 +167,6 @@ Status plan_memory(const Engine& engine, std::vector<Layer> layers, const tandem
   const StoreGeometry geometry = make_store_geometry(layers, page_len, n_nodes(engine.cpu()));
   int64_t n_pages = 0;
   SessionBytes bytes;
-  constexpr int64_t kMostRounding = 2048;  // tokens that a policy may take memory for beyond the length
   double longest = 0.0;
   double bytes_at_most =
       3.0 * static_cast<double>(geometry.token_bytes + geometry.x_token_bytes);  // nothing below overflows
@@ -171,6 +196,7 @@ Status plan_memory(const Engine& engine, std::vector<Layer> layers, const tandem
   TANDEM_TRY(plan_device(
       {engine.device(), layers, geometry, policies, options, routes, heads, key_routes, layouts_of(key_routes), &window},
       kv_lens, plan));
+  plan_reads(layers, policies, options.pruning, kv_lens, engine.device() != nullptr, plan);
   plan->kv_token_bytes = geometry.token_bytes;
   plan->x_token_bytes = geometry.x_token_bytes;
   const int64_t needed = plan->host_kv_bytes + plan->host_session_bytes;

@@ -51,7 +51,8 @@ void test_reports(void**) {
                       "{\"host_kv_bytes\":9223372036854775807,\"host_session_bytes\":0,\"selection_max_bytes\":0,"
                       "\"device_window_bytes\":0,\"device_work_bytes\":12345,\"kv_token_bytes\":0,\"shared_bytes\":0,"
                       "\"device_stream_bytes\":0,\"device_weights_bytes\":0,\"x_token_bytes\":0,"
-                      "\"device_window_max_bytes\":0}");
+                      "\"device_window_max_bytes\":0,\"judged_kv_bytes\":0,\"judged_first_bytes\":0,"
+                      "\"judged_max_bytes\":0}");
 }
 
 void test_route_report(void**) {

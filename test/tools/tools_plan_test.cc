@@ -86,7 +86,10 @@ void expect_plan(const Json& json, const tandem_memory_plan& plan) {
                                                       {"shared_bytes", plan.shared_bytes},
                                                       {"kv_token_bytes", plan.kv_token_bytes},
                                                       {"x_token_bytes", plan.x_token_bytes},
-                                                      {"device_window_max_bytes", plan.device_window_max_bytes}};
+                                                      {"device_window_max_bytes", plan.device_window_max_bytes},
+                                                      {"judged_kv_bytes", plan.judged_kv_bytes},
+                                                      {"judged_first_bytes", plan.judged_first_bytes},
+                                                      {"judged_max_bytes", plan.judged_max_bytes}};
   for (const auto& [name, bytes] : kMembers)
     if (printed[name].get<int64_t>() != bytes)
       fail_test("%s: %s, not %lld", name, printed[name].dump().c_str(), static_cast<long long>(bytes));
@@ -115,6 +118,35 @@ void memory_is_the_librarys(void**) {
   device.session.route = "stream";
   device.session.append_tokens = 4096;
   expect_plan(plan_json(on_device({"--route", "stream", "--q-len", "4096"})), device.plan());
+}
+
+// Of preset "3k" by its numbers: stage 1 looks at 191 chunks of 256 tokens, 9 keys in each, every 16 tokens; the others at
+// what is kept, 1,024 chunks each with 6 and 4 keys, every 8 and 4.
+void stages_are_planned_by_length(void**) {
+  constexpr int64_t kOfKey = 2 * 64 * 4 * 3 * kBatch;  // bytes, KV heads, layers, sequences
+  const Json json = plan_json({"--policy", "hip", "--pruning", "3k"});
+  const Json& plan = json["lengths"][0]["plan"];
+  constexpr int64_t kFirst = 191 * 9, kSecond = 1024 * 6, kThird = 1024 * 4;
+  assert_int_equal(plan["judged_first_bytes"].get<int64_t>(), kFirst * kOfKey / 16);
+  assert_int_equal(plan["judged_kv_bytes"].get<int64_t>(),
+                   kFirst * kOfKey / 16 + kSecond * kOfKey / 8 + kThird * kOfKey / 4);
+  assert_int_equal(plan["judged_max_bytes"].get<int64_t>(), (kFirst + kSecond + kThird) * kOfKey);
+  assert_true(json["pruning"] == "3k" && json["window"] == 512);
+  const ProgramRun text = run_program(plan_command({"--policy", "hip"}));
+  assert_true(text.out.find("| read") != std::string::npos && text.out.find("stage 1") != std::string::npos);
+  assert_true(run_program(plan_command({})).out.find("| read") == std::string::npos);
+  const ProgramRun refused = run_program(plan_command({"--pruning", "3k"}));
+  assert_true(refused.exit_code == 2 && refused.err.find("--pruning") != std::string::npos);
+}
+
+// A device that prunes has all keys in the window, whatever --window says.
+void windows_of_devices_that_prune_have_all_keys(void**) {
+  Library device(true, 0);
+  device.session.policy = "hip";
+  device.session.window_tokens = kKvLen;
+  const Json json = plan_json(on_device({"--policy", "hip"}));
+  expect_plan(json, device.plan());
+  assert_true(json["window"] == kKvLen && device.plan().judged_kv_bytes > 0);
 }
 
 // Every token is somewhere; the route that was asked for has those outside the windows.
@@ -168,6 +200,8 @@ void device_caps_are_judged(void**) {
 int main() {
   const CMUnitTest tests[] = {
       cmocka_unit_test(memory_is_the_librarys),
+      cmocka_unit_test(stages_are_planned_by_length),
+      cmocka_unit_test(windows_of_devices_that_prune_have_all_keys),
       cmocka_unit_test(routes_are_the_librarys),
       cmocka_unit_test(hidden_states_are_planned),
       cmocka_unit_test(device_caps_are_judged),

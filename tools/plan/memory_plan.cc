@@ -42,11 +42,18 @@ tandem_cache_options cache_options(const PlanOptions& options) {
   return cache;
 }
 
-tandem_session_options session_options(const PlanOptions& options) {
+// A device that prunes has all keys of a sequence in its window.
+int64_t window_of(const PlanOptions& options, bool has_device) {
+  if (!has_device || !options.prunes()) return options.window;
+  return std::max(options.window, *std::max_element(options.kv_lens.begin(), options.kv_lens.end()));
+}
+
+tandem_session_options session_options(const PlanOptions& options, bool has_device, const tandem_pruning* pruning) {
   constexpr int64_t kMostAppended = 32768;
   tandem_session_options session = TANDEM_SESSION_OPTIONS_INIT;
   session.policy = tandem_policy_name(options.policy);
-  session.window_tokens = options.window;
+  session.pruning = options.prunes() ? pruning : nullptr;
+  session.window_tokens = window_of(options, has_device);
   session.sink_tokens = options.sinks;
   session.route = options.route_name();
   session.stream_fraction = options.stream_share;
@@ -83,7 +90,16 @@ constexpr PlanRow kPlanRows[] = {
        return plan.device_window_bytes + plan.device_work_bytes + plan.device_stream_bytes + plan.device_weights_bytes;
      }},
     {"pinned", "hand-over", [](const tandem_memory_plan& plan) { return plan.shared_bytes; }},
+    {"read", "stage 1, a decode step on average", [](const tandem_memory_plan& plan) { return plan.judged_first_bytes; }},
+    {"read", "all stages, on average", [](const tandem_memory_plan& plan) { return plan.judged_kv_bytes; }},
+    {"read", "where all of them run", [](const tandem_memory_plan& plan) { return plan.judged_max_bytes; }},
 };
+
+bool is_shown(const PlanRow& row, const PlanOptions& options, bool has_device) {
+  const std::string_view tier = row.tier;
+  if (tier == "read") return options.prunes();
+  return has_device || tier == "host";
+}
 
 }  // namespace
 
@@ -93,7 +109,9 @@ Result make_plans(tandem_engine* engine, const PlanOptions& options, bool with_r
   Session planned_session;
   TOOL_TRY(make_model(options, &model));
   const tandem_cache_options cache = cache_options(options);
-  const tandem_session_options session = session_options(options);
+  tandem_pruning pruning = TANDEM_PRUNING_INIT;
+  if (!options.pruning.empty()) pruning.preset = options.pruning.c_str();
+  const tandem_session_options session = session_options(options, with_routes, &pruning);
   ErrorSlot error;
   if (with_routes) {
     tandem_cache* made_cache = nullptr;
@@ -138,7 +156,7 @@ std::string plans_text(const PlanOptions& options, const std::vector<PlannedLeng
     table.right_aligned.push_back(true);
   }
   for (const PlanRow& row : kPlanRows) {
-    if (!plans[0].has_routes && std::string_view(row.tier) != "host") continue;  // without a device
+    if (!is_shown(row, options, plans[0].has_routes)) continue;
     table.rows.push_back({row.tier, row.what});
     for (const PlannedLength& planned : plans) table.rows.back().push_back(bytes_text(row.bytes(planned.plan)));
   }
@@ -164,7 +182,9 @@ Result plans_json(const PlanOptions& options, const std::vector<PlannedLength>& 
   (*json)["v_type"] = dtype_name(options.v_type);
   if (options.x_type != 0) (*json)["x_type"] = dtype_name(options.x_type);
   (*json)["policy"] = tandem_policy_name(options.policy);
-  if (options.window >= 0) (*json)["window"] = options.window;
+  const int64_t window = window_of(options, plans[0].has_routes);
+  if (window >= 0) (*json)["window"] = window;
+  if (!options.pruning.empty()) (*json)["pruning"] = options.pruning;
   if (options.sinks >= 0) (*json)["sinks"] = options.sinks;
   if (options.route >= 0) (*json)["route"] = options.route_name();
   (*json)["batch"] = options.batch;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <string_view>
 
 #include "tools/plan/model_config.h"
 
@@ -35,7 +36,9 @@ void PlanOptions::declare(std::vector<Flag>* flags) {
       choice_flag("--x-type", &x_type, dtype_choices(), "storage type of hidden states, which recompute needs (none kept)"),
       number_flag("--page-tokens", &page_tokens, 16, 4096, "tokens of a page, a power of two (128)"),
       choice_flag("--policy", &policy, library_choices(tandem_policy_name), "which keys are attended (all)"),
-      number_flag("--window", &window, 0, kMaxLen, "newest tokens, always attended, on the device (4096)"),
+      text_flag("--pruning", "PRESET", &pruning, "hip: what it prunes (small)"),
+      number_flag("--window", &window, 0, kMaxLen,
+                  "newest tokens, always attended, on the device (4096; hip with --backend: the longest length at least)"),
       number_flag("--sinks", &sinks, 0, kMaxLen, "first tokens, always attended (64)"),
       choice_flag("--route", &route, {std::begin(kRoutes), std::end(kRoutes)},
                   "which processor attends keys outside the window, with --backend (auto)"),
@@ -47,6 +50,8 @@ void PlanOptions::declare(std::vector<Flag>* flags) {
   flags->insert(flags->end(), added.begin(), added.end());
 }
 
+bool PlanOptions::prunes() const { return std::string_view(tandem_policy_name(policy)) == "hip"; }
+
 const char* PlanOptions::route_name() const { return route < 0 ? nullptr : kRoutes[route].name; }
 
 Result PlanOptions::check(const std::vector<std::string>& given, const EngineFlags& engine) {
@@ -57,6 +62,7 @@ Result PlanOptions::check(const std::vector<std::string>& given, const EngineFla
   if (is_given("--kv-len") && is_given("--context")) return usage_error("--context and --kv-len are the same: give one");
   for (const char* name : {"--route", "--device-cap-gib"})
     if (is_given(name) && engine.backend.empty()) return usage_error("%s is about a device: --backend is missing", name);
+  if (is_given("--pruning") && !prunes()) return usage_error("--pruning is for --policy hip alone");
   if (route == kHostAndStream && !is_given("--stream-share"))
     return usage_error("--route = host+stream needs --stream-share");
   if (route != kHostAndStream && is_given("--stream-share"))

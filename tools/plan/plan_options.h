@@ -29,6 +29,7 @@ struct PlanOptions {
   double device_cap_gib = 0;
   // The session.
   int32_t policy = 0;   // index of tandem_policy_name()
+  std::string pruning;  // a preset of policy "hip"; empty: the library's default
   int64_t window = -1;  // -1: the library's default
   int64_t sinks = -1;
   int32_t route = -1;  // -1: the library's default
@@ -39,6 +40,7 @@ struct PlanOptions {
   int64_t batch = 1;             // sequences of that length
   int64_t q_len = 1;             // new tokens of each
 
+  bool prunes() const;
   const char* route_name() const;  // NULL: the library's default
   void declare(std::vector<Flag>* flags);
   // given: the flags of the command line. Fills the defaults that depend on other flags, and reads the config.json.

@@ -11,7 +11,7 @@ from typing import Any
 
 MAJOR, MINOR = 0, 2
 SONAME = f"libtandem.so.{MAJOR}"
-FINGERPRINT = 0x5E20B283EF84F889  # tandem_abi_fingerprint(MINOR) where pointers have 64 bits
+FINGERPRINT = 0x558C53C8889DF039  # tandem_abi_fingerprint(MINOR) where pointers have 64 bits
 
 STATUS = {"OK": 0, "INVALID_ARGUMENT": -1, "INVALID_HANDLE": -2, "INVALID_STATE": -3, "UNSUPPORTED": -4, "OUT_OF_MEMORY": -5,
     "CAPACITY": -6, "BUSY": -7, "NOT_FOUND": -8, "CANCELLED": -9, "TIMEOUT": -10, "DEVICE_LOST": -11, "BACKEND": -12,
@@ -134,7 +134,8 @@ class MemoryPlanStruct(ctypes.Structure):
                 ("host_session_bytes", c_int64), ("selection_max_bytes", c_int64), ("device_window_bytes", c_int64),
                 ("device_work_bytes", c_int64), ("kv_token_bytes", c_int64), ("shared_bytes", c_int64),
                 ("device_stream_bytes", c_int64), ("device_weights_bytes", c_int64), ("x_token_bytes", c_int64),
-                ("device_window_max_bytes", c_int64)]
+                ("device_window_max_bytes", c_int64), ("judged_kv_bytes", c_int64), ("judged_first_bytes", c_int64),
+                ("judged_max_bytes", c_int64)]
 
 
 class RoutePlanStruct(ctypes.Structure):

@@ -32,6 +32,9 @@ class MemoryPlan:
         In device memory, as in :class:`tandem.CacheStats`; 0 without a device.
     device_window_max_bytes : int
         Windows once each sequence has filled its own, however long it becomes.
+    judged_kv_bytes, judged_first_bytes, judged_max_bytes : int
+        Not held, but read: what the stages of policy "hip" read in a decode step on average, the first stages of these, and what all read
+        in a step in which they run.
     kv_token_bytes, x_token_bytes : int
         K and V of one token in all layers, and its hidden states.
     shared_bytes : int
@@ -49,6 +52,9 @@ class MemoryPlan:
     device_weights_bytes: int
     x_token_bytes: int
     device_window_max_bytes: int
+    judged_kv_bytes: int
+    judged_first_bytes: int
+    judged_max_bytes: int
 
     def report(self) -> dict[str, Any]:
         """The same as the library says it in JSON."""

@@ -5,7 +5,7 @@ use super::*;
 use std::os::raw::{c_char, c_void};
 
 /// `tandem_abi_fingerprint(TANDEM_VERSION_MINOR)` that these declarations were written for (64-bit pointers).
-pub const FINGERPRINT: u64 = 0x5e20_b283_ef84_f889;
+pub const FINGERPRINT: u64 = 0x558c_53c8_889d_f039;
 
 /// Called from any thread of the library; must not call back into it.
 pub type tandem_log_fn = unsafe extern "C" fn(level: i32, message: *const c_char, user: *mut c_void);
@@ -250,6 +250,9 @@ abi_structs! {
         device_weights_bytes: i64,
         x_token_bytes: i64,
         device_window_max_bytes: i64,
+        judged_kv_bytes: i64,
+        judged_first_bytes: i64,
+        judged_max_bytes: i64,
     }
 
     struct tandem_route_plan {

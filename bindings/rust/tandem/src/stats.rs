@@ -45,6 +45,12 @@ numbers! {
         x_token_bytes,
         /// Windows once each sequence has filled its own, however long it becomes.
         device_window_max_bytes,
+        /// Not held, but read: by the stages of policy "hip" in a decode step, on average.
+        judged_kv_bytes,
+        /// Of these, by first stages.
+        judged_first_bytes,
+        /// In a step in which all stages run.
+        judged_max_bytes,
     }
     /// Who will compute over the keys of a call on device tensors, and what that takes, by what the engine has measured. Times end
     /// where an engine has ended, counted from when the call's queries are there, with CPU and bus as slow as they make each other;
