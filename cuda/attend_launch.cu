@@ -37,12 +37,6 @@ int32_t refuse_lists(const DeviceAttend& call, DeviceError* error) {
   if (lists.n_heads != 1 && lists.n_heads != call.layer->n_kv_heads)
     return fail(error, TANDEM_ERROR_INVALID_ARGUMENT, 0, "lists", "lists.n_heads = %d: 1 or the layer's %d KV heads",
                 lists.n_heads, call.layer->n_kv_heads);
-  if (lists.has_granules != 0 && !may_decode(call))
-    return fail(
-        error, TANDEM_ERROR_UNSUPPORTED, 0, "lists",
-        "lists.has_granules = 1 with %d queries of a sequence and %d heads of a KV head: prefill kernels, which also "
-        "serve calls with before_o, take ranges alone",
-        call.sequences.max_q_len, call.layer->group_size);
   return TANDEM_OK;
 }
 
@@ -97,7 +91,25 @@ bool AttendLauncher::is_decode(const DeviceAttend& call) const {
   if (call.lists.has_granules != 0 || has_few_rows) return true;
   const bool is_narrow = call.sequences.n_sequences == 1 && call.layer->n_kv_heads <= kFewHeads;
   if (!is_narrow && decode_.has_one_tile(call)) return true;
-  return !prefill_.serves_few_rows({*call.layer, call.q, call.sequences.max_q_len, false});
+  return !prefill_.serves_few_rows({*call.layer, call.q, call.sequences.max_q_len, kNoNames});
+}
+
+int32_t AttendLauncher::most_list_rows(const Layer& stored, const DeviceRows& q) const {
+  return prefill_.takes_granules(window_layer(stored), q) ? INT32_MAX : static_cast<int32_t>(DecodeLauncher::kMostRows);
+}
+
+int32_t AttendLauncher::refuse_granules(const DeviceAttend& call, DeviceError* error) const {
+  if (call.lists.has_granules == 0) return TANDEM_OK;
+  if (call.before_o != nullptr)
+    return fail(error, TANDEM_ERROR_UNSUPPORTED, 0, "lists", "lists.has_granules = 1 with before_o: take ranges alone");
+  const int64_t n_rows = int64_t{call.sequences.max_q_len} * call.layer->group_size;
+  const int32_t most_rows = most_list_rows(*call.layer, call.q);
+  if (n_rows <= most_rows) return TANDEM_OK;
+  return fail(
+      error, TANDEM_ERROR_UNSUPPORTED, 0, "lists",
+      "lists.has_granules = 1 with %d queries of a sequence and %d heads of a KV head: for such queries, no more than "
+      "%d rows",
+      call.sequences.max_q_len, call.layer->group_size, most_rows);
 }
 
 int32_t AttendLauncher::supports(const Layer& stored, int32_t max_q_len, DeviceError* error) const {
@@ -112,7 +124,7 @@ int32_t AttendLauncher::supports(const Layer& stored, int32_t max_q_len, DeviceE
     const PrefillKernel* kernel = nullptr;
     DeviceRows q;
     q.dtype = q_type;
-    if (const int32_t code = prefill_.choose({layer, q, max_q_len, false}, &kernel, &n_blocks, error); code != TANDEM_OK)
+    if (const int32_t code = prefill_.choose({layer, q, max_q_len, kNoNames}, &kernel, &n_blocks, error); code != TANDEM_OK)
       return code;
   }
   return TANDEM_OK;
@@ -132,6 +144,7 @@ int32_t AttendLauncher::launch(const DeviceAttend& of, cudaStream_t stream, Devi
   call.layer = &layer;
   if (const int32_t code = refuse_page_len(call.pages.page_len, error); code != TANDEM_OK) return code;
   if (const int32_t code = refuse_lists(call, error); code != TANDEM_OK) return code;
+  if (const int32_t code = refuse_granules(call, error); code != TANDEM_OK) return code;
   if (const int32_t code = refuse_tiles(call, error); code != TANDEM_OK) return code;
   return is_decode(call) ? decode_.launch(call, states_bytes_, stream, error)
                          : prefill_.launch(call, states_bytes_, stream, error);

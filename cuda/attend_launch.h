@@ -14,10 +14,12 @@ class AttendLauncher {
 
   int32_t supports(const Layer& stored, int32_t max_q_len, DeviceError* error) const;
   int64_t workspace_bytes(const DeviceAttend& of) const;
+  int32_t most_list_rows(const Layer& stored, const DeviceRows& q) const;
   int32_t launch(const DeviceAttend& of, cudaStream_t stream, DeviceError* error) const;
 
  private:
   bool is_decode(const DeviceAttend& call) const;
+  int32_t refuse_granules(const DeviceAttend& call, DeviceError* error) const;
 
   DecodeLauncher decode_;
   PrefillLauncher prefill_;

@@ -170,6 +170,10 @@ int64_t workspace_bytes(void* self, const DeviceAttend* call) {
   return device_of(self).launcher.workspace_bytes(*call);
 }
 
+int32_t most_list_rows(void* self, const Layer* layer, const DeviceRows* q) {
+  return device_of(self).launcher.most_list_rows(*layer, *q);
+}
+
 int32_t attend(void* self, const DeviceAttend* call, void* stream, DeviceError* error) {
   const OnDevice on(device_of(self).idx);
   TANDEM_CUDA_TRY(on.result(), error);
@@ -389,6 +393,7 @@ constexpr DeviceTable kTable = {
     capturing,
     supports,
     workspace_bytes,
+    most_list_rows,
     append,
     attend,
     merge,

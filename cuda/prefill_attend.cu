@@ -92,13 +92,13 @@ Splits choose_shares(const PrefillKernel& kernel, int64_t n_items, int64_t most_
 }  // namespace
 
 const PrefillKernel* PrefillLauncher::find(const PrefillNeeds& needs) const {
-  const auto& [layer, q, max_q_len, has_tiles] = needs;
+  const auto& [layer, q, max_q_len, names] = needs;
   const int64_t n_rows = int64_t{max_q_len} * layer.group_size;
   const PrefillKernel* found = nullptr;
   for (const PrefillKernel* kernel : kPairs)
     for (; kernel->function != nullptr; ++kernel) {
       if (!serves(*kernel, layer)) continue;
-      if (has_tiles ? !kernel->takes_tiles : !kernel->takes_dense) continue;
+      if (!kernel->takes[names]) continue;
       const bool has_90 = limits_.capability == 90 && limits_.code == 90;
       if (kernel->is_sm90 && (!has_90 || kernel->shared_bytes > limits_.shared_of_block)) continue;
       if (kernel->of_multiprocessor > limits_.most_size) continue;
@@ -108,6 +108,10 @@ const PrefillKernel* PrefillLauncher::find(const PrefillNeeds& needs) const {
       if (found == nullptr || is_better(*kernel, *found, n_rows)) found = kernel;
     }
   return found;
+}
+
+bool PrefillLauncher::takes_granules(const Layer& layer, const DeviceRows& q) const {
+  return find({layer, q, 1, kGranuleNames}) != nullptr;
 }
 
 bool PrefillLauncher::serves_few_rows(const PrefillNeeds& needs) const {
@@ -154,7 +158,8 @@ int32_t PrefillLauncher::launch(const DeviceAttend& call, int64_t states_bytes, 
   const bool has_tiles = call.tiles.lists != nullptr;
   const PrefillKernel* kernel = nullptr;
   int32_t n_at_once = 0;
-  if (const int32_t code = choose({*call.layer, call.q, call.sequences.max_q_len, has_tiles}, &kernel, &n_at_once, error);
+  const KeyNames names = has_tiles ? kTileNames : call.lists.has_granules != 0 ? kGranuleNames : kNoNames;
+  if (const int32_t code = choose({*call.layer, call.q, call.sequences.max_q_len, names}, &kernel, &n_at_once, error);
       code != TANDEM_OK)
     return code;
   const int64_t n_items = max_items(call, *kernel);
@@ -182,10 +187,14 @@ int32_t PrefillLauncher::launch(const DeviceAttend& call, int64_t states_bytes, 
       (by_length ? choose_shares : choose_splits)(*kernel, n_items, most_keys / least_keys, n_at_once, n_left);
   described.n_splits = splits.n;
   described.n_shares = splits.n_shares;
-  CUtensorMap map;  // of K and of V, whose rows have one length
-  if (kernel->box.keys > 0)
-    if (const int32_t code = make_map(kernel->box, &map, error); code != TANDEM_OK) return code;
-  void* arguments[] = {&described, &map};  // a kernel takes as many as it has
+  CUtensorMap maps[2];  // of K and of V, whose rows have one length
+  BoxShape box = kernel->box;
+  if (box.keys > 0)
+    if (const int32_t code = make_map(box, &maps[0], error); code != TANDEM_OK) return code;
+  box.keys = kGranuleKeys;
+  if (kernel->takes[kGranuleNames])
+    if (const int32_t code = make_map(box, &maps[1], error); code != TANDEM_OK) return code;
+  void* arguments[] = {&described, &maps};  // a kernel takes as many as it has
   cudaLaunchAttribute attributes[2] = {};
   attributes[0].id = cudaLaunchAttributeClusterDimension;
   attributes[0].val.clusterDim = {static_cast<unsigned>(splits.of_cluster), 1, 1};

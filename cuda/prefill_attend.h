@@ -12,7 +12,7 @@ struct PrefillNeeds {
   const Layer& layer;
   const DeviceRows& q;
   int32_t max_q_len;  // queries of a sequence
-  bool has_tiles;
+  KeyNames names;
 };
 
 // As DecodeLauncher (cuda/decode_attend.h).
@@ -22,6 +22,8 @@ class PrefillLauncher {
 
   // The kernel, and the blocks that run at once.
   int32_t choose(const PrefillNeeds& needs, const PrefillKernel** kernel, int32_t* n_blocks, DeviceError* error) const;
+  // Whether there is a kernel for calls with granules.
+  bool takes_granules(const Layer& layer, const DeviceRows& q) const;
   // Whether there is a kernel for calls of few rows, more than a decode kernel has in a tile.
   bool serves_few_rows(const PrefillNeeds& needs) const;
   int64_t states_bytes() const;

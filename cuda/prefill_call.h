@@ -14,6 +14,9 @@ struct PrefillCall : DecodeCall {
   DeviceTileLists tiles;
 };
 
+// What names the keys of a call, beside ranges.
+enum KeyNames : int32_t { kNoNames, kTileNames, kGranuleNames };
+
 // A compiled kernel.
 struct PrefillKernel {
   int32_t k_type, v_type;
@@ -24,15 +27,15 @@ struct PrefillKernel {
   int32_t n_blocks;      // of a multiprocessor, at most
   int32_t shared_bytes;  // dynamic
   int32_t state_floats;
-  int32_t of_multiprocessor;      // shared memory that it is made for (kernels/shared_sizes.cuh), 0: for 9.0 alone
-  int32_t most_q_parts;           // summands of a query's numbers that it multiplies
-  bool is_narrow;                 // q is multiplied as f16, else as bf16
-  bool is_sm90;                   // for compute capability 9.0 alone
-  bool takes_caps;                // soft caps
-  bool copies_q;                  // for q of K's type in rows of 16-byte pieces alone
-  bool takes_dense, takes_tiles;  // calls without tiles, and calls with tiles
+  int32_t of_multiprocessor;  // shared memory that it is made for (kernels/shared_sizes.cuh), 0: for 9.0 alone
+  int32_t most_q_parts;       // summands of a query's numbers that it multiplies
+  bool is_narrow;             // q is multiplied as f16, else as bf16
+  bool is_sm90;               // for compute capability 9.0 alone
+  bool takes_caps;            // soft caps
+  bool copies_q;              // for q of K's type in rows of 16-byte pieces alone
+  bool takes[3];              // calls, by what names their keys
   const void* function;
-  BoxShape box;  // of K and of V, of kernels that take maps of it; else 0
+  BoxShape box;  // of K and of V, of kernels that take maps of it; else 0. One that takes granules has a map of these behind
 };
 
 }  // namespace tandem::cuda

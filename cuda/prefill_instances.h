@@ -27,15 +27,14 @@ PrefillKernel make_prefill_kernel() {
           false,
           true,
           false,
-          true,
-          true,
+          {true, true, false},
           reinterpret_cast<const void*>(prefill_kernel<Shape>),
           {}};
 }
 
 // Of the kernels of compute capability 9.0, of queries that are one number each.
 template <class Shape>
-PrefillKernel make_groups_kernel(bool copies_q, bool has_tiles, const void* function, const BoxShape& box = {}) {
+PrefillKernel make_groups_kernel(bool copies_q, KeyNames names, const void* function, const BoxShape& box = {}) {
   return {Shape::K::kDtype,
           Shape::V::kDtype,
           Shape::kDim,
@@ -52,27 +51,28 @@ PrefillKernel make_groups_kernel(bool copies_q, bool has_tiles, const void* func
           true,
           false,
           copies_q,
-          !has_tiles,
-          has_tiles,
+          {names == kNoNames, names == kTileNames, names == kGranuleNames},
           function,
           box};
 }
 
 template <class Shape>
-__global__ void prefill_sm90_kernel(const __grid_constant__ PrefillCall call, const __grid_constant__ CUtensorMap map);
+struct TileMaps;
+template <class Shape>
+__global__ void prefill_sm90_kernel(const __grid_constant__ PrefillCall call, const __grid_constant__ TileMaps<Shape> maps);
 
 template <class Shape>
-PrefillKernel make_prefill_sm90_kernel(bool has_tiles) {
+PrefillKernel make_prefill_sm90_kernel(KeyNames names) {
   const BoxShape box = {2 * Shape::kDim, 128, 64};
-  return make_groups_kernel<Shape>(true, has_tiles, reinterpret_cast<const void*>(prefill_sm90_kernel<Shape>), box);
+  return make_groups_kernel<Shape>(true, names, reinterpret_cast<const void*>(prefill_sm90_kernel<Shape>), box);
 }
 
 template <class Shape>
 __global__ void prefill_codes_kernel(const __grid_constant__ PrefillCall call);
 
 template <class Shape>
-PrefillKernel make_prefill_codes_kernel(bool has_tiles) {
-  return make_groups_kernel<Shape>(false, has_tiles, reinterpret_cast<const void*>(prefill_codes_kernel<Shape>));
+PrefillKernel make_prefill_codes_kernel(KeyNames names) {
+  return make_groups_kernel<Shape>(false, names, reinterpret_cast<const void*>(prefill_codes_kernel<Shape>));
 }
 
 }  // namespace tandem::cuda

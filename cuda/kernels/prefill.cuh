@@ -71,7 +71,7 @@ struct PrefillShape {
   static constexpr int kSharedBytes = kUsedBytes > 4 * kStateFloats ? kUsedBytes : 4 * kStateFloats;
   static constexpr int kBlocks =
       kSharedBytes <= kOfMultiprocessor / 2 - 1536 ? 2 : 1;  // of a multiprocessor: bounds registers
-  static constexpr bool kSharesByLength = false;
+  static constexpr bool kSharesByLength = false, kHasGranules = false;
   static constexpr float kTilesOfMerge = 0.0f;  // all blocks of an item share its keys, however few
   static constexpr int kStatesAtOnce = 4;
   __device__ static bool has_tiles(const PrefillCall& call) { return call.tiles.lists != nullptr; }

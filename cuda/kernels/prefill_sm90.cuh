@@ -14,6 +14,8 @@
 //
 // Weights are rounded to V's type; sums of weights are not.
 //
+// Calls with granules have kernels of their own (prefill_granules.cuh).
+//
 // Calls of up to 64 rows have blocks of 64 rows. Both warpgroups multiply the same rows then, each with every second tile of
 // keys, and tiles are three deep. The two states are merged with those of the other blocks (prefill_finish.cuh). Such calls
 // wait for memory, not for products, so each weight is the sum of two numbers of V's type, as in decode.
@@ -21,6 +23,7 @@
 
 #include "cuda/kernels/beside_append.cuh"
 #include "cuda/kernels/prefill_finish.cuh"
+#include "cuda/kernels/prefill_granules.cuh"
 #include "cuda/kernels/stored.cuh"
 #include "cuda/kernels/wgmma.cuh"
 
@@ -43,7 +46,7 @@ struct GroupsShape {
   static constexpr int kSharedBytes = 1024 + (kUsedBytes > kStatesBytes ? kUsedBytes : kStatesBytes);
   static constexpr int kBlocks = 1;
   static constexpr int kStatesAtOnce = 8;  // that a warp loads of a row when it merges
-  static constexpr bool kSharesByLength = true;
+  static constexpr bool kSharesByLength = true, kHasGranules = false;
   static constexpr float kTilesOfMerge = kRows == 64 ? kTilesOfMerge64 : kTilesOfMerge128;  // keep_needed_clusters()
   static constexpr bool kFencesTiles = false;  // the warps that multiply fence arrived tiles; else the warps that bring them
   static constexpr int kSyncAll = 1, kTurn = 2, kOwn = 4;  // barriers; of the last two each warpgroup has one
@@ -71,6 +74,16 @@ struct TileBarriers {
   __device__ uint32_t free(bool is_v, int stage) const { return full(is_v, stage) + 16 * Shape::kStages; }
 };
 inline constexpr int kBarriersOfStage = 4;
+
+// Maps of the copy engine, of K as of V: boxes of a unit, and where there are granules, of one of these.
+template <class Shape>
+struct TileMaps {
+  CUtensorMap unit;
+};
+template <class Shape>
+requires(Shape::kHasGranules) struct TileMaps<Shape> {
+  CUtensorMap unit, granule;
+};
 
 // By one thread, before any other comes near them.
 template <class Shape>
@@ -130,11 +143,12 @@ template <class Shape>
 struct TileBringer {
   const PrefillCall& call;
   const PrefillItem& item;
-  const CUtensorMap* map;
+  const TileMaps<Shape>* maps;
   uint32_t k;
   TileBarriers<Shape> barriers;
   uint64_t policy;
   UnitWalk walks[2] = {};
+  GranuleWalk granule_walks[2] = {};
 
   // K is a tile ahead of V, as it is on the other side: its stages are free sooner.
   __device__ void bring_all() {
@@ -143,6 +157,9 @@ struct TileBringer {
       if (n < n_tiles) bring(false, n);
       if (n > 0) bring(true, n - 1);
     }
+    if (!Shape::kHasGranules) return;
+    commit_copies();  // no thread ends before its copies have arrived
+    wait_for_copies<0>();
   }
 
   // The item's n-th tile, and an arrival of each of the 128 threads at its barrier.
@@ -150,22 +167,50 @@ struct TileBringer {
     const int stage = n % Shape::kStages, plane = is_v ? kPlaneV : kPlaneK;
     const uint32_t full = barriers.full(is_v, stage), to = Shape::tile_at(k, is_v, stage);
     wait_barrier(barriers.free(is_v, stage), n / Shape::kStages % 2 ^ 1);
+    const int tile = item.first_tile + n - item.list_tiles;  // of the range
+    if constexpr (Shape::kHasGranules)
+      if (tile < 0) return bring_granules(is_v, item.first_tile + n, to, full);
 #pragma unroll
     for (int half = 0; half < Shape::kTileKeys / 64; ++half) {
-      const int unit = (item.first_tile + n) * (Shape::kTileKeys / 64) + half;
+      const int unit = tile * (Shape::kTileKeys / 64) + half;
       const TilePlace place = find_unit<Shape, 64>(call, item, unit, walks[is_v]);
       const std::byte* const rows =
           call.planes[plane] + place.page + item.piece.head * call.head_stride[plane] + place.slot * (2 * Shape::kDim);
       if (place.key < item.lo || place.key + 64 > item.hi)
         bring_part_of_unit<Shape>(item, place, rows, to + half * 64 * 128);
       else if (threadIdx.x % 128 == 0)
-        ask_for_unit(rows, to + half * 64 * 128, full);
+        ask_for_rows<64>(&maps->unit, rows, to + half * 64 * 128, full);
     }
     arrive(full);
   }
 
-  __device__ void ask_for_unit(const std::byte* rows, uint32_t to, uint32_t full) const {
-    expect_more_bytes(full, 64 * 128 * Shape::kBlocksOf64);
+  // Of the list: a tile's granules by each warp that has some of them.
+  __device__ void bring_granules(bool is_v, int tile, uint32_t to, uint32_t full) {
+    using Tile = GranuleTile<Shape>;
+    const int plane = is_v ? kPlaneV : kPlaneK;
+    GranuleWalk& walk = granule_walks[is_v];
+    if (tile - walk.base >= Tile::kKnown) look_up_granules<Shape>(call, item, tile, walk);
+    const int first_lane = (tile - walk.base) * Tile::kOfWarp, nth = static_cast<int>(threadIdx.x) % 32 - first_lane;
+    const bool is_own = nth >= 0 && nth < Tile::kOfWarp;
+    const std::byte* const head = call.planes[plane] + item.piece.head * call.head_stride[plane];
+    to += threadIdx.x % 128 / 32 * (Tile::kOfWarp * kGranuleBytes);
+    if (is_own && (is_v ? walk.seen == 0xffu : walk.seen != 0))
+      ask_for_rows<kGranuleKeys>(&maps->granule, head + walk.at, to + nth * kGranuleBytes, full);
+    if (!is_v) return arrive(full);
+    const unsigned cut = __ballot_sync(~0u, is_own && walk.seen != 0xffu);
+    if (cut == 0) return arrive(full);
+#pragma unroll 1
+    for (unsigned left = cut; left != 0; left &= left - 1) {
+      const int lane = __ffs(static_cast<int>(left)) - 1;
+      copy_granule<Shape>(head + __shfl_sync(~0u, walk.at, lane), __shfl_sync(~0u, walk.seen, lane),
+                          to + (lane - first_lane) * kGranuleBytes);
+    }
+    arrive_after_copies(full);
+  }
+
+  template <int kRows>
+  __device__ void ask_for_rows(const CUtensorMap* map, const std::byte* rows, uint32_t to, uint32_t full) const {
+    expect_more_bytes(full, kRows * 128 * Shape::kBlocksOf64);
 #pragma unroll
     for (int block = 0; block < Shape::kBlocksOf64; ++block)
       copy_box(to + block * (Shape::kTileKeys * 128), map, 128 * block, rows, full, policy);
@@ -374,7 +419,7 @@ __device__ inline void attend_tiles(const PrefillCall& call, const PrefillItem& 
   const auto tile_at = [&](bool is_v, int n) { return Shape::tile_at(q + Shape::kQBytes, is_v, n % Shape::kStages); };
   const auto wait_full = [&](bool is_v, int n) {
     wait_barrier(barriers.full(is_v, n % Shape::kStages), n / Shape::kStages % 2);
-    if (Shape::kFencesTiles) fence_products();
+    if (Shape::kFencesTiles || (Shape::kHasGranules && is_v)) fence_products();
   };
   const auto release = [&](bool is_v, int n) {
     if (lane == 0) arrive(barriers.free(is_v, n % Shape::kStages));
@@ -386,6 +431,8 @@ __device__ inline void attend_tiles(const PrefillCall& call, const PrefillItem& 
     float s[Shape::kTileKeys / 2], faded[2];
     typename TileUnits<Shape>::Named named;
     if (Shape::has_tiles(call)) find_tile<Shape>(call, item, item.first_tile + n, classes, named);
+    KeyGranule granule;
+    if constexpr (Shape::kHasGranules) granule = find_granule<Shape>(item, item.first_tile + n);
     wait_full(false, n);
     sync_threads(Shape::kTurn + group, 256);
     begin_products();
@@ -401,9 +448,11 @@ __device__ inline void attend_tiles(const PrefillCall& call, const PrefillItem& 
     }
     pin(s);
     release(false, n);
-    const int base = (item.first_tile + n) * Shape::kTileKeys;
+    const int tile = item.first_tile + n - item.list_tiles, base = tile * Shape::kTileKeys;
     if (Shape::has_tiles(call))
       mask_named<Shape>(keys, classes, named, s);
+    else if (Shape::kHasGranules && tile < 0)
+      mask_granules<Shape>(call, item, granule, row, s);
     else if (base < item.common_lo || base + Shape::kTileKeys > item.common_hi)
       mask_tile<Shape>(keys, base, s);
     weigh<Shape>(scale, s, state, faded);
@@ -429,6 +478,7 @@ __device__ inline void attend_tiles(const PrefillCall& call, const PrefillItem& 
 template <class Shape>
 __device__ inline bool are_streamed(const PrefillCall& call, const PrefillItem& item) {
   constexpr int64_t kMostBytes = int64_t{128} << 20;
+  if (Shape::kHasGranules) return false;  // lists of one sequence name some keys in common
   return call.max_tiles == 1 && int64_t{item.end_place} * call.n_kv_heads * (4 * Shape::kDim) <= kMostBytes;
 }
 
@@ -466,7 +516,7 @@ __device__ inline void finish_group(const PrefillCall& call, const PrefillItem& 
 
 template <class Shape>
 __global__ void __launch_bounds__(Shape::kThreads, 1)
-    prefill_sm90_kernel(const __grid_constant__ PrefillCall call, const __grid_constant__ CUtensorMap map) {
+    prefill_sm90_kernel(const __grid_constant__ PrefillCall call, const __grid_constant__ TileMaps<Shape> maps) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ __align__(1024) std::byte shared[];
   __shared__ __align__(8) uint64_t barrier_words[kBarriersOfStage * Shape::kStages];
@@ -480,20 +530,22 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   const uint32_t q = shared_address(aligned);
   const TileBarriers<Shape> barriers{shared_address(barrier_words)};
   if (threadIdx.x == 0) {
-    prefetch_map(&map);
+    prefetch_map(&maps.unit);
+    if constexpr (Shape::kHasGranules) prefetch_map(&maps.granule);
     init_barriers(barriers);
   }
   __syncthreads();
   if (threadIdx.x >= 256) {
-    give_registers<40>();
+    give_registers<Shape::kHasGranules ? 56 : 40>();
     const uint64_t policy = are_streamed<Shape>(call, item) ? streaming_policy() : reused_policy();
-    TileBringer<Shape>{call, item, &map, q + Shape::kQBytes, barriers, policy}.bring_all();
+    TileBringer<Shape>{call, item, &maps, q + Shape::kQBytes, barriers, policy}.bring_all();
   } else {
-    take_registers<232>();
+    take_registers<Shape::kHasGranules ? 224 : 232>();
     bring_queries<Shape>(call, item.piece, q);
     GroupState<Shape> state;
     state.clear();
     attend_tiles<Shape>(call, item, q, barriers, {logit_scale(call), logit_scale(call)}, state);
+    if (Shape::kHasGranules && item.piece.n_granules < 0) state.l[0] = state.l[1] = NAN;  // the list is wrong
     finish_group<Shape>(call, item, state, aligned);
     wait_for_append(call);  // not the other warps: those that have ended do not hold up the barriers of a cluster
   }

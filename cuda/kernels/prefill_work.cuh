@@ -6,6 +6,8 @@
 // lengths in device memory. A sequence's last tile, which sees most keys, comes first, and neighbours in the grid have a KV
 // head in common: they read the same keys at about the same time, from the cache of the second level.
 //
+// With granules (DeviceLists) an item's keys are those of its list: tiles of granules, then tiles of its range.
+//
 // With tiles (DeviceTileLists) an item's keys are those of its list, one tile after another, and the token of a key is what
 // its tile says. Which rows see a tile is known by their class.
 //
@@ -30,18 +32,43 @@ struct WithTiles : Shape {
   __device__ static constexpr bool has_tiles(const PrefillCall&) { return true; }
 };
 
+// The kernel of a shape for calls with granules.
+template <class Shape>
+struct WithGranules : Shape {
+  static constexpr bool kHasGranules = true;
+};
+
 struct PrefillItem {
   Piece piece;
   int64_t first_key = 0;             // of tile 0: a multiple of the tile; 0 with a list of tiles
   int lo = 0, hi = 0;                // what any of the rows sees, from first_key on
   int common_lo = 0, common_hi = 0;  // what all of them see
   int first_tile = 0, end_tile = 0;  // of keys
-  int end_place = 0;                 // behind the last key, as the item counts them: hi, or what its list has
+  int end_place = 0;                 // behind the last key, as the item counts them: hi, or what its list of tiles has
+  int list_tiles = 0;                // the first tiles of keys, which are granules; first_key is that of the next one
   int n_parts = 0;                   // blocks that share its keys
   int part = 0;                      // of these, this one
   int slot = 0;                      // of the workspace, where the item's first cluster leaves its state
   const KeyTile* list = nullptr;
+  // Tokens that any of the rows sees and that all of them see, as far as causality and the sliding window go. Of granules.
+  int seen_begin = 0, seen_end = 0, common_begin = 0, common_end = 0;
 };
+
+// first_hi, last_hi: behind the own tokens of the item's first and last query.
+template <class Shape>
+__device__ inline void take_granules(const PrefillCall& call, const DeviceKeys& keys, int64_t first_hi, int64_t last_hi,
+                                     PrefillItem& item) {
+  constexpr int kOfTile = Shape::kTileKeys / kGranuleKeys;
+  item.piece.granules = call.lists.granules + keys.first;
+  item.piece.n_granules = keys.n;
+  item.list_tiles = max(keys.n + kOfTile - 1, 0) / kOfTile;
+  const int64_t sliding_window = item.piece.sliding_window;
+  const auto begin = [&](int64_t hi) {
+    return static_cast<int>(sliding_window > 0 ? max(hi - sliding_window, int64_t{0}) : 0);
+  };
+  item.seen_begin = begin(first_hi), item.seen_end = static_cast<int>(last_hi);
+  item.common_begin = begin(last_hi), item.common_end = static_cast<int>(first_hi);
+}
 
 __device__ inline const DeviceTiles& tiles_of(const PrefillCall& call, int sequence, const Piece& piece) {
   const DeviceTileLists& tiles = call.tiles;
@@ -177,19 +204,21 @@ __device__ inline PrefillItem find_item(const PrefillCall& call) {
   const int64_t lo = piece.sliding_window > 0 ? max(begin, first_hi - piece.sliding_window) : begin;
   const int64_t most_lo = piece.sliding_window > 0 ? max(begin, last_hi - piece.sliding_window) : begin;
   const int64_t hi = min(end, last_hi), least_hi = min(end, first_hi);
-  if (hi <= lo) return item;
+  if constexpr (Shape::kHasGranules)
+    take_granules<Shape>(call, keys_of_head(call.lists, list / call.n_kv_heads, piece.head), first_hi, last_hi, item);
+  if (hi <= lo && item.list_tiles == 0) return item;
   item.first_key = Shape::has_tiles(call) ? 0 : lo / Shape::kTileKeys * Shape::kTileKeys;
   item.lo = static_cast<int>(lo - item.first_key);
   item.hi = static_cast<int>(hi - item.first_key);
   item.common_lo = static_cast<int>(min(most_lo, end) - item.first_key);
   item.common_hi = static_cast<int>(max(least_hi - item.first_key, int64_t{0}));
-  item.end_place = item.hi;
+  item.end_place = Shape::kHasGranules && hi <= lo ? 0 : item.hi;
   if (Shape::has_tiles(call)) {
     const DeviceTiles& tiles = tiles_of(call, list / call.n_kv_heads, piece);
     item.list = call.tiles.keys + tiles.first;
     item.end_place = tiles.n * kTileTokens;
   }
-  const int n_tiles = (item.end_place + Shape::kTileKeys - 1) / Shape::kTileKeys;
+  const int n_tiles = item.list_tiles + (item.end_place + Shape::kTileKeys - 1) / Shape::kTileKeys;
   keep_needed_clusters<Shape>(item, n_tiles);
   item.first_tile = Share::begin(n_tiles, item.n_parts, item.part);
   item.end_tile = Share::begin(n_tiles, item.n_parts, item.part + 1);

@@ -49,6 +49,10 @@ __device__ inline void init_barrier(uint32_t barrier, int n_arrivals) {
 __device__ inline void arrive(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];\n" ::"r"(barrier) : "memory");
 }
+// The thread arrives when all copies that it has asked for (copy_async()) have arrived.
+__device__ inline void arrive_after_copies(uint32_t barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];\n" ::"r"(barrier) : "memory");
+}
 __device__ inline void wait_barrier(uint32_t barrier, int parity) {
   asm volatile(
       "{\n.reg .pred p;\nWAIT:\nmbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n@p bra DONE;\nbra "

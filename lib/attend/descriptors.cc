@@ -102,8 +102,7 @@ static int64_t n_behind(const Call& chunk) {
   if (chunk.args.speculative || (chunk.args.named != nullptr && chunk.task->shape.max_q_len > 1))
     return chunk.args.q.n_tokens;
   if (!searches(chunk) || !chunk.calls()[0].is_append) return 0;
-  const PruningRecord& record = chunk.session.options.pruning.layers[chunk.facts.idx].append;
-  const SearchBlocks blocks = blocks_of(record, chunk.layer(), chunk.calls());
+  const SearchBlocks blocks = blocks_of(chunk);
   return blocks.n_blocks + blocks.n_parts;
 }
 

@@ -58,10 +58,17 @@ DeviceSearch make_search(const SizeTerms& terms, size_t layer_idx, const Pruning
   return search;
 }
 
-// How long blocks and their parts are; of no queries yet.
-SearchBlocks no_blocks(const PruningRecord& record, const Layer& layer) {
+// How long blocks and their parts are; of no queries yet. most_rows: of a part.
+SearchBlocks no_blocks(const PruningRecord& record, const Layer& layer, int64_t most_rows) {
   const int64_t block = record.stages[0].query_block;
-  return {block, std::min<int64_t>(block, std::max<int64_t>(1, kMostListRows / layer.group_size)), 0, 0};
+  return {block, std::clamp<int64_t>(most_rows / layer.group_size, 1, block), 0, 0};
+}
+
+// Query rows of a part: as many as the module takes with the chunk's queries.
+int64_t most_part_rows(const Call& chunk) {
+  const Device& device = chunk.device().device();
+  const DeviceRows q = attended_q(append_of(chunk, {}));
+  return device.table->most_list_rows(device.self, &chunk.device().layer(chunk.facts.idx, false), &q);
 }
 
 }  // namespace
@@ -133,19 +140,20 @@ void reserve_search(const SizeTerms& terms, const CallShape& shape, Reservation*
   const int64_t n_single = std::max({n_sequences, needs->step_sequences, shape.held_sequences});
   add(pruning.decode, {1, 1, n_single, n_single});
   if (shape.max_q_len() == 1) return;
-  SearchBlocks blocks = no_blocks(pruning.append, layer);
+  SearchBlocks blocks = no_blocks(pruning.append, layer, kMostListRows);
   const int64_t n_rows = std::min(shape.n_tokens(), shape.most_tokens);
   blocks.n_blocks = n_rows / blocks.block_len + n_sequences;
   blocks.n_parts = n_rows / blocks.part_len + blocks.n_blocks;
   add(pruning.append, blocks);
   needs->add_descriptors(blocks.n_blocks + blocks.n_parts, 0);
-  needs->workspace_bytes =
-      std::max(needs->workspace_bytes, workspace_bytes(*terms.device, layer, blocks.n_parts, blocks.part_len));
+  // Only the call knows its queries: their parts may be as small as these, or whole blocks.
+  for (const auto& [n, q_len] : {std::pair(blocks.n_parts, blocks.part_len), {blocks.n_blocks, blocks.block_len}})
+    needs->workspace_bytes = std::max(needs->workspace_bytes, workspace_bytes(*terms.device, layer, n, q_len));
 }
 
-SearchBlocks blocks_of(const PruningRecord& record, const Layer& layer, std::span<const SequenceCall> calls) {
-  SearchBlocks blocks = no_blocks(record, layer);
-  for (const SequenceCall& of : calls) {
+SearchBlocks blocks_of(const Call& chunk) {
+  SearchBlocks blocks = no_blocks(record_of(chunk), chunk.layer(), most_part_rows(chunk));
+  for (const SequenceCall& of : chunk.calls()) {
     const int64_t n_whole = of.q_len / blocks.block_len, n_left = of.q_len % blocks.block_len;
     blocks.n_blocks += n_whole + (n_left > 0 ? 1 : 0);
     blocks.n_parts += n_whole * ceil_div(blocks.block_len, blocks.part_len) + ceil_div(n_left, blocks.part_len);
@@ -184,7 +192,7 @@ void describe_search(Call& chunk, const DeviceSequences& on_device, DeviceSequen
     to.first_list = i;
   }
   if (!is_append(chunk)) return;
-  const SearchBlocks blocks = blocks_of(record_of(chunk), chunk.layer(), chunk.calls());
+  const SearchBlocks blocks = blocks_of(chunk);
   DeviceSequence *block = sequences + n_calls, *const first_part = block + blocks.n_blocks, *part = first_part;
   int64_t n_described = 0;
   for (int32_t i = 0; i < n_calls; ++i) {
@@ -204,7 +212,9 @@ void describe_search(Call& chunk, const DeviceSequences& on_device, DeviceSequen
   chunk.blocks.max_q_len = static_cast<int32_t>(blocks.block_len);
   chunk.queries.sequences += n_calls + blocks.n_blocks;
   chunk.queries.n_sequences = static_cast<int32_t>(blocks.n_parts);
-  chunk.queries.max_q_len = static_cast<int32_t>(blocks.part_len);
+  int64_t longest = 0;
+  for (const SequenceCall& of : chunk.calls()) longest = std::max(longest, of.q_len);
+  chunk.queries.max_q_len = static_cast<int32_t>(std::min(blocks.part_len, longest));
 }
 
 Status bound_chunks(const Call& call, const DeviceSequences& sequences) {
@@ -274,7 +284,7 @@ void count_judged(const Call& chunk, const SequenceCall& of) {
     sums.judged_bytes += counts.judged_bytes;
     return;
   }
-  const int64_t block_len = no_blocks(record, chunk.layer()).block_len;
+  const int64_t block_len = record.stages[0].query_block;
   for (; search.p0 < of.length; search.p0 += block_len) {
     KeptStages none;
     sums.judged_bytes += count_search(search, &none).judged_bytes;

@@ -3,7 +3,8 @@
 // attend() gets them as key lists. The window has all keys of the sequences.
 //
 // A decode call searches by the sequences' own lists, which stay in the window. An append is cut into query blocks, which
-// share a list, and these into the parts that a kernel with key lists attends; all are described behind the sequences:
+// share a list, and these into the parts that a kernel with key lists attends; all are described behind the sequences. A
+// part is a whole block where the device has a kernel for so many query rows:
 //
 //   descriptors   sequences | query blocks, for search() | parts of query blocks, for attend() | page tables
 //   work space    key lists | granules | lists of blocks that no sequence keeps | what search() asks for
@@ -27,7 +28,7 @@ struct SearchBlocks {
   int64_t block_len = 0, part_len = 0;  // queries
   int64_t n_blocks = 0, n_parts = 0;
 };
-SearchBlocks blocks_of(const PruningRecord& record, const Layer& layer, std::span<const SequenceCall> calls);
+SearchBlocks blocks_of(const Call& chunk);
 // Tells the sequences of a decode call where their lists are; describes the blocks of an append and their parts behind them.
 void describe_search(Call& chunk, const DeviceSequences& on_device, DeviceSequence* sequences);
 // Makes the bounds that the sequences' keys lack. The rows of the call are in the window by then. A planned step calls this

@@ -20,7 +20,7 @@
 
 namespace tandem {
 
-inline constexpr int32_t kMostListRows = 64;  // of a query and KV head: what decode kernels with key lists take
+inline constexpr int32_t kMostListRows = 64;  // of a query and KV head: what every kernel with key lists takes
 
 struct SequenceShape {
   int64_t q_len = 0;

@@ -155,6 +155,7 @@ std::string table_refusal(const DeviceTable* table, const char* name) {
       {"capturing", table->capturing != nullptr},
       {"supports", table->supports != nullptr},
       {"workspace_bytes", table->workspace_bytes != nullptr},
+      {"most_list_rows", table->most_list_rows != nullptr},
       {"append", table->append != nullptr},
       {"attend", table->attend != nullptr},
       {"merge", table->merge != nullptr},

@@ -42,7 +42,7 @@ namespace tandem {
 // makes rows of K and V of them as they would lie in pages, and these are attended like any others.
 
 // Changes with every struct here and with Layer, unless they only grow at the end and say how far they are filled.
-inline constexpr uint32_t kDeviceAbi = 13;
+inline constexpr uint32_t kDeviceAbi = 14;
 inline constexpr char kDeviceEntry[] = "tandem_device_module";
 
 // Why a call failed; code is a TANDEM_ERROR_*, underlying the driver's.
@@ -207,8 +207,8 @@ struct DeviceAppend {
   int32_t reserved = 0;
   DeviceIndices idx;  // handed over as they are
   // Not 0: the module may write the window's rows before the slot's and say so by this number, which no other such call of
-  // the exchange has, so that attend() or search() runs beside it (DeviceAttend::append, DeviceSearch::append). merge() follows
-  // them. Replays of one call have the same.
+  // the exchange has, so that attend() or search() runs beside it (DeviceAttend::append, DeviceSearch::append). merge()
+  // follows them. Replays of one call have the same.
   int64_t epoch = 0;
 };
 
@@ -305,8 +305,8 @@ struct DeviceAttend {
   const float *before_o = nullptr, *before_lse = nullptr;
   // As workspace_bytes() of a call of as many or more sequences and queries; zeroed once, then for one call after another.
   void* workspace = nullptr;
-  // Without lists each head attends all keys. With granules, queries of a sequence times group_size are at most 64, and
-  // before_o is null.
+  // Without lists each head attends all keys. With granules, queries of a sequence times group_size are at most
+  // most_list_rows(), and before_o is null.
   DeviceLists lists;
   // With tiles, of which `lists` has none then, a kernel reads their keys alone: only tokens in [begin, end) of the
   // DeviceSequence, which may cover one piece of the keys.
@@ -430,6 +430,9 @@ struct DeviceTable {
   // Whether there are kernels for calls of up to max_q_len queries a sequence; UNSUPPORTED and the reason.
   int32_t (*supports)(void* self, const Layer* layer, int32_t max_q_len, DeviceError* error);
   int64_t (*workspace_bytes)(void* self, const DeviceAttend* call);
+  // The most query rows (queries of a sequence times group_size) that attend() takes with granules, for queries like q: 64
+  // or more, INT32_MAX where there is no limit.
+  int32_t (*most_list_rows)(void* self, const Layer* layer, const DeviceRows* q);
   int32_t (*append)(void* self, const DeviceAppend* call, void* stream, DeviceError* error);
   int32_t (*attend)(void* self, const DeviceAttend* call, void* stream, DeviceError* error);
   int32_t (*merge)(void* self, const DeviceMerge* call, void* stream, DeviceError* error);

@@ -30,8 +30,15 @@ __global__ void write_lists(const Staged* staged, DeviceKeys* keys, KeyGranule* 
 }
 
 void replays_attend_their_own_lists(void**) {
-  for (const TypePair types : {TypePair{TANDEM_BF16, TANDEM_BF16}, {TANDEM_Q8_0, TANDEM_Q8_0}, {TANDEM_F32, TANDEM_F32}}) {
-    WindowOptions options = options_of(types, 3, 128, 4, {{0, 3000, 1}, {50, 900, 2}, {0, 5000, 1}});
+  struct {
+    TypePair types;
+    int32_t q_len;
+  } const kCases[] = {{{TANDEM_BF16, TANDEM_BF16}, 2},
+                      {{TANDEM_Q8_0, TANDEM_Q8_0}, 2},
+                      {{TANDEM_F32, TANDEM_F32}, 2},
+                      {{TANDEM_BF16, TANDEM_BF16}, 64}};
+  for (const auto& of : kCases) {
+    WindowOptions options = options_of(of.types, 3, 128, 4, {{0, 3000, 1}, {50, 900, of.q_len}, {0, 5000, 1}});
     options.lists.n_heads = 3;
     options.lists.share = 0.2;
     options.lists.unit = 4;

@@ -201,15 +201,6 @@ void lists_of_ranges(void**) {
         }
 }
 
-void granules_are_refused(void**) {
-  WindowOptions options = options_of({TANDEM_BF16, TANDEM_BF16}, 128, 4, {{0, 333, 90}});
-  options.lists.n_heads = 2;
-  WindowCase c(*device, options);
-  tandem::DeviceError error;
-  assert_int_equal(c.try_attend(&error), TANDEM_ERROR_UNSUPPORTED);
-  assert_string_equal(error.field, "lists");
-}
-
 // Keys that each query names for itself. Those that no query names are NaN.
 WindowOptions tiles_of(TypePair types, int32_t dim, int32_t group, std::vector<WindowSequence> sequences,
                        const tandem::test::TileOptions& tiles) {
@@ -513,7 +504,6 @@ int main(int argc, char** argv) {
       cmocka_unit_test(one_cluster_or_all),
       cmocka_unit_test(sliding_windows_soft_caps_and_sinks),
       cmocka_unit_test(lists_of_ranges),
-      cmocka_unit_test(granules_are_refused),
       cmocka_unit_test(tiles_of_types_and_dims),
       cmocka_unit_test(tiles_of_long_sequences),
       cmocka_unit_test(tiles_of_groups),

@@ -139,6 +139,15 @@ void tells_what_searches_have_found(void**) { tell_what_they_have_found(some_sta
 void tells_what_many_stages_have_found(void**) { tell_what_they_have_found(more_stages(), 0); }
 void tells_what_is_in_shared_lists(void**) { tell_what_they_have_found(more_stages(), 1); }
 
+// Where the device attends lists of any number of query rows, appends are attended a query block at a time.
+void whole_blocks_answer_as_on_the_host(void**) {
+  answers_as_on_the_host(some_stages(), 0);
+  assert_in_range(counts.largest_list_rows, 1, 64);
+  controls.take_long_lists();
+  for (const int32_t shares_lists : {0, 1}) answers_as_on_the_host(more_stages(), shares_lists);
+  assert_int_equal(counts.largest_list_rows, 64 * kQHeads / kKvHeads);
+}
+
 // A fork on a device begins with lists of its own: so does the host's here, which is truncated by nothing.
 void forks_answer_as_on_the_host(void**) {
   const Pruned pruned(16, kWindow, {stage_of(TANDEM_JUDGE_BOUNDS, 16, 96), stage_of(TANDEM_JUDGE_EXACT, 8, 32)});
@@ -464,6 +473,7 @@ int main() {
       cmocka_unit_test_teardown(tells_what_is_in_shared_lists, forget),
       cmocka_unit_test_teardown(steps_tell_what_they_have_found, forget),
       cmocka_unit_test_teardown(tells_no_keys_that_are_gone, forget),
+      cmocka_unit_test_teardown(whole_blocks_answer_as_on_the_host, forget),
       cmocka_unit_test_teardown(planned_steps_answer_as_on_the_host, forget),
       cmocka_unit_test_teardown(forks_answer_as_on_the_host, forget),
       cmocka_unit_test_teardown(tensors_may_change_sides, forget),

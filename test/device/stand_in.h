@@ -30,7 +30,8 @@ struct Counts {
   std::atomic<int64_t> n_waits{0};  // calls of wait()
   std::atomic<int64_t> n_appended{0}, n_attended{0}, n_merged{0}, n_observed{0}, n_named{0};
   std::atomic<int64_t> n_bounded{0}, n_searched{0};
-  std::atomic<int64_t> window_bytes{0};  // written to pages by append()
+  std::atomic<int64_t> largest_list_rows{0};  // query rows of a sequence in a call with granules
+  std::atomic<int64_t> window_bytes{0};       // written to pages by append()
   std::atomic<int64_t> n_accumulated{0}, n_strided{0}, strided_bytes{0};
   std::atomic<int64_t> n_rebuilt{0}, n_rebuilt_rows{0};
   std::atomic<int64_t> n_pinned{0}, n_unpinned{0};
@@ -98,6 +99,8 @@ struct Controls {
   void (*set_pin_delay)(int64_t ns);
   // Until reset(): what is pinned counts as locked memory, of which RLIMIT_MEMLOCK allows so much, and pin() fails beyond.
   void (*obey_memlock)();
+  // Until reset(): attend() takes lists with granules of any number of query rows, not of 64 at most.
+  void (*take_long_lists)();
 };
 
 inline constexpr char kControlsSymbol[] = "stand_in_controls";

@@ -232,11 +232,14 @@ void check(const DeviceAttend& call) {
           "there are lists for other heads than the layer's");
   const int64_t n_rows = int64_t{call.sequences.max_q_len} * call.layer->group_size;
   check_lists(call.tiles, call);
-  require(lists.has_granules == 0 || (n_rows <= 64 && call.before_o == nullptr), "granules of a call for prefill kernels");
+  require(lists.has_granules == 0 || call.before_o == nullptr, "there are granules, and states of before");
+  require(lists.has_granules == 0 || n_rows <= most_list_rows(), "there are more query rows than lists with granules take");
   on_device(call.sinks, call.sinks != nullptr ? int64_t{4} * call.layer->n_q_heads : 0, "the sinks are no device memory");
 }
 
 bool perform(const DeviceAttend& call) {
+  if (call.lists.has_granules != 0)
+    note_largest(&counts.largest_list_rows, int64_t{call.sequences.max_q_len} * call.layer->group_size);
   const auto* workspace = static_cast<const std::byte*>(call.workspace);
   require(std::all_of(workspace, workspace + kWorkspaceBytes, [](std::byte b) { return b == std::byte{0}; }),
           "the workspace is not zero");

@@ -17,6 +17,12 @@
 namespace stand_in {
 
 extern Counts counts;
+int32_t most_list_rows();  // as tests control it
+inline void note_largest(std::atomic<int64_t>* largest, int64_t n) {
+  int64_t before = *largest;
+  while (n > before && !largest->compare_exchange_weak(before, n)) {
+  }
+}
 
 void check(const tandem::DeviceAppend& call);
 void check(const tandem::DeviceAttend& call);

@@ -58,7 +58,7 @@ void check_injected(Call call) {
   if (--injected.n_left == 0) throw Failure{injected.status, kInjectedUnderlying, "", "as the test has asked"};
 }
 
-std::atomic<bool> obeys_memlock{false};
+std::atomic<bool> obeys_memlock{false}, takes_long_lists{false};
 std::atomic<int64_t> pin_delay_ns{0};
 
 // The end of the process, where a test wants the device to end with it.
@@ -255,6 +255,11 @@ int32_t supports(void*, const Layer* layer, int32_t, DeviceError* error) {
 
 int64_t workspace_bytes(void*, const DeviceAttend*) { return kWorkspaceBytes; }
 
+int32_t rows_of_lists(void*, const Layer*, const DeviceRows* q) {
+  const bool is_known = q->dtype == TANDEM_F32 || q->dtype == TANDEM_F16 || q->dtype == TANDEM_BF16;
+  return is_known ? stand_in::most_list_rows() : 0;
+}
+
 // The operation has copies of the call and of its layer: both may be gone when it runs.
 template <typename DeviceCall>
 int32_t submit(Call name, const DeviceCall* call, std::atomic<int64_t>* count, void* handle, DeviceError* error) {
@@ -372,11 +377,6 @@ int32_t copy_batch(void* self, const StridedCopy* copies, int64_t n_copies, void
   return TANDEM_OK;
 }
 
-void note_pinned(int64_t bytes) {
-  for (int64_t most = counts.largest_pinned; bytes > most && !counts.largest_pinned.compare_exchange_weak(most, bytes);) {
-  }
-}
-
 int32_t pin(void*, void* data, int64_t bytes, DeviceError* error) {
   return guarded(kPin, error, [&] {
     if (pin_delay_ns > 0) std::this_thread::sleep_for(std::chrono::nanoseconds(pin_delay_ns));
@@ -384,7 +384,7 @@ int32_t pin(void*, void* data, int64_t bytes, DeviceError* error) {
     getrlimit(RLIMIT_MEMLOCK, &limit);
     if (obeys_memlock && static_cast<rlim_t>(memory_bytes().pinned + bytes) > limit.rlim_cur) throw kNoMemory;
     require(pin_memory(data, bytes), "memory is pinned that is already known");
-    note_pinned(bytes);
+    note_largest(&counts.largest_pinned, bytes);
     ++counts.n_pinned;
   });
 }
@@ -439,6 +439,7 @@ constexpr DeviceTable kTable = {
     capturing,
     kFault == "null_function" ? nullptr : supports,
     workspace_bytes,
+    rows_of_lists,
     append,
     attend,
     merge,
@@ -465,10 +466,12 @@ constexpr DeviceTable kTable = {
 
 void obey_memlock() { obeys_memlock = true; }
 
+void take_long_lists() { takes_long_lists = true; }
+
 void set_pin_delay(int64_t ns) { pin_delay_ns = ns; }
 
 void reset() {
-  obeys_memlock = false;
+  obeys_memlock = takes_long_lists = false;
   pin_delay_ns = 0;
   fail_call(kAnyCall, 0, TANDEM_OK);
   reset_device();
@@ -505,11 +508,14 @@ int64_t device_bytes() { return memory_bytes().device; }
 int64_t shared_bytes() { return memory_bytes().shared; }
 
 constexpr Controls kControls = {
-    reset,       set_delay, lose_device, fail_call,    fault,        create_stream,    destroy_stream, begin_capture,
-    end_capture, launch,    free_graph,  device_bytes, shared_bytes, end_with_process, set_pin_delay,  obey_memlock,
+    reset,          set_delay,        lose_device,   fail_call,    fault,           create_stream,
+    destroy_stream, begin_capture,    end_capture,   launch,       free_graph,      device_bytes,
+    shared_bytes,   end_with_process, set_pin_delay, obey_memlock, take_long_lists,
 };
 
 }  // namespace
+
+int32_t stand_in::most_list_rows() { return takes_long_lists ? INT32_MAX : 64; }
 
 #define EXPORTED extern "C" [[gnu::visibility("default")]]
 
