@@ -14,7 +14,7 @@ function(tandem_write_wgmma_shapes file)
     endforeach()
     list(JOIN names "," names)
     list(JOIN operands ", " operands)
-    foreach(i RANGE 5)
+    foreach(i RANGE 6)
       math(EXPR p${i} "${n_sums} + ${i}")
     endforeach()
     foreach(type Half:f16 Bfloat:bf16)
@@ -29,7 +29,12 @@ function(tandem_write_wgmma_shapes file)
         "  static __device__ void values(float (&d)[${n_sums}], const uint32_t (&a)[4], uint64_t b) {\n"
         "    asm volatile(\"wgmma.mma_async.sync.aligned.m64n${width}k16.f32.${ptx}.${ptx} {${names}}, \"\n"
         "      \"{%${p0},%${p1},%${p2},%${p3}}, %${p4}, 1, 1, 1, 1;\\n\"\n"
-        "      : ${operands} : \"r\"(a[0]), \"r\"(a[1]), \"r\"(a[2]), \"r\"(a[3]), \"l\"(b));\n  }\n};\n")
+        "      : ${operands} : \"r\"(a[0]), \"r\"(a[1]), \"r\"(a[2]), \"r\"(a[3]), \"l\"(b));\n  }\n"
+        "  static __device__ void rows(float (&d)[${n_sums}], const uint32_t (&a)[4], uint64_t b, int adds) {\n"
+        "    asm volatile(\"{\\n.reg .pred p;\\nsetp.ne.b32 p, %${p5}, 0;\\n\"\n"
+        "      \"wgmma.mma_async.sync.aligned.m64n${width}k16.f32.${ptx}.${ptx} {${names}}, \"\n"
+        "      \"{%${p0},%${p1},%${p2},%${p3}}, %${p4}, p, 1, 1, 0;\\n}\\n\"\n"
+        "      : ${operands} : \"r\"(a[0]), \"r\"(a[1]), \"r\"(a[2]), \"r\"(a[3]), \"l\"(b), \"r\"(adds));\n  }\n};\n")
     endforeach()
   endforeach()
   file(CONFIGURE OUTPUT ${file} CONTENT "${text}" @ONLY)

@@ -7,9 +7,16 @@
 #include "cuda/search.h"
 
 namespace tandem::cuda {
+
+// Ends with one of no heads. A module without code for 9.0 has none.
+#ifdef TANDEM_WIDE_SEARCH
+extern const WideKernels kWideKernels[];
+#else
+static const WideKernels kWideKernels[] = {{}};
+#endif
+
 namespace {
 
-using SearchKernel = void (*)(SearchCall);
 using BoundChunksKernel = void (*)(BoundChunksCall);
 
 constexpr int32_t kBlocksAtOnce = 2;    // that a multiprocessor runs; where a judge reads keys in f32 it runs one
@@ -19,6 +26,8 @@ constexpr int32_t kMostBlocks = 65535;  // of a grid's second and third dimensio
 constexpr int32_t kMostQueries = 64;    // of a block
 constexpr int32_t kMostChunkShift = 8;
 constexpr int32_t kMostShared = 64 << 10;  // of query rows
+constexpr int32_t kMostWideShared = 178 << 10;
+constexpr int32_t kLeastWideQueries = 16;
 constexpr int64_t kAlignment = 256;
 constexpr int32_t kTileBytes = 32 * sizeof(uint4);  // of a chunk of eight query rows, as one summand
 
@@ -268,7 +277,67 @@ StageKernel find_kernel(const DeviceSearch& call, const Layer& layer, int32_t ju
   return {kBoundsKernels[is_bf16][n_chunks == kChunks], n_chunks * n_parts * kTileBytes};
 }
 
+// ---- blocks of many queries ----------------------------------------------------------------------------------------------
+
+int32_t wide_shared(const DeviceSearch& call, int32_t idx, int32_t n_heads) {
+  const int32_t n_numbers = call.layer->k_head_dim * (call.stages[idx].judge == TANDEM_JUDGE_BOUNDS ? 2 : 1);
+  constexpr int32_t kAlign = 1024;
+  return kAlign + wide_bytes(n_heads, n_numbers);
+}
+
+// The kernels for a stage of a call with blocks of many queries, of as many heads at a time as there are and as fit into
+// shared memory. Null: the other kernels serve it.
+const WideKernels* find_wide(const DeviceSearch& call, int32_t idx, const LaunchOn& on) {
+  const Layer layer = window_layer(*call.layer);
+  const bool has_rows = call.stages[idx].judge == TANDEM_JUDGE_BOUNDS || layer.k_type == TANDEM_BF16;
+  if (on.capability != 90 || call.keeps_lists != 0 || call.sequences.max_q_len < kLeastWideQueries || !has_rows ||
+      !is_plain(call.q, layer.k_head_dim))
+    return nullptr;
+  const WideKernels* found = nullptr;
+  for (const WideKernels* each = kWideKernels; each->n_heads > 0; ++each)
+    if (wide_shared(call, idx, each->n_heads) <= kMostWideShared && (found == nullptr || each->n_heads >= layer.group_size))
+      found = each;
+  return found;
+}
+
+// Blocks that share the candidates of a query block and KV head, of which a multiprocessor runs one at a time. Each brings
+// all query rows, so they are more only where the last round of blocks would leave much of the device free.
+int32_t wide_pieces(const DeviceSearch& call, int32_t idx, int32_t n_multiprocessors) {
+  constexpr double kWorth = 0.05;  // of the device
+  const int64_t n_pairs = n_pairs_of(call), n = n_multiprocessors;
+  const int64_t most = std::clamp<int64_t>(kRounds * n / n_pairs, 1, most_pieces(call, idx));
+  int64_t best = 1;
+  double best_share = 0.0;  // of the device, that has work
+  for (int64_t p = 1; p <= most; ++p) {
+    const int64_t n_blocks = n_pairs * p, n_places = (n_blocks + n - 1) / n * n;
+    const double share = static_cast<double>(n_blocks) / static_cast<double>(n_places);
+    if (share > best_share + kWorth) best = p, best_share = share;
+  }
+  return static_cast<int32_t>(best);
+}
+
+int32_t launch_wide(const DeviceSearch& call, int32_t idx, const WideKernels& kernels, const LaunchOn& on,
+                    SearchCall described, DeviceError* error) {
+  described.stage = idx;
+  described.n_pieces = wide_pieces(call, idx, on.n_multiprocessors);
+  const dim3 n_blocks(static_cast<unsigned>(described.n_pieces), static_cast<unsigned>(call.layer->n_kv_heads),
+                      static_cast<unsigned>(call.sequences.n_sequences));
+  LaunchOn with_shared = on;
+  with_shared.shared_bytes = wide_shared(call, idx, kernels.n_heads);
+  const auto launch = [&](SearchKernel kernel) {
+    return launch_kernel(kernel, n_blocks, kSearchWarps, described, with_shared, error);
+  };
+  const int32_t judge = call.stages[idx].judge;
+  if (judge == TANDEM_JUDGE_BOUNDS) return launch(kernels.bounds);
+  if (judge == TANDEM_JUDGE_DESCENT) return launch(kernels.descent);
+  described.has_sums = 1;
+  if (may_normalise(call, idx))
+    if (const int32_t code = launch(kernels.sums); code != TANDEM_OK) return code;
+  return launch(kernels.exact);
+}
+
 int32_t launch_stage(const DeviceSearch& call, int32_t idx, const LaunchOn& on, SearchCall described, DeviceError* error) {
+  if (const WideKernels* wide = find_wide(call, idx, on)) return launch_wide(call, idx, *wide, on, described, error);
   const Layer layer = window_layer(*call.layer);
   const StageKernel of = find_kernel(call, layer, call.stages[idx].judge);
   const int64_t n_tiles = (described.most_rows + kColumns - 1) / kColumns;
@@ -285,14 +354,17 @@ int32_t launch_stage(const DeviceSearch& call, int32_t idx, const LaunchOn& on, 
 
 }  // namespace
 
-int32_t load_search_kernels(DeviceError* error) {
+int32_t load_search_kernels(int32_t capability, DeviceError* error) {
   cudaFuncAttributes attributes;
-  const auto load = [&](SearchKernel kernel) {
+  const auto load = [&](SearchKernel kernel, int32_t most_shared = kMostShared) {
     TANDEM_CUDA_TRY(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                         kMostShared),
+                                         most_shared),
                     error);
     return static_cast<int32_t>(TANDEM_OK);
   };
+  for (const WideKernels* each = kWideKernels; capability == 90 && each->n_heads > 0; ++each)
+    for (const SearchKernel kernel : {each->bounds, each->exact, each->sums, each->descent})
+      if (const int32_t code = load(kernel, kMostWideShared); code != TANDEM_OK) return code;
   for (const auto& of_parts : kBoundsKernels)
     for (const SearchKernel kernel : of_parts)
       if (const int32_t code = load(kernel); code != TANDEM_OK) return code;

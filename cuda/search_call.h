@@ -30,6 +30,7 @@ struct SearchCall {
   int32_t n_lists;                        // of a block
   int32_t n_pieces;                       // blocks that share the candidates of a query block and KV head
   int32_t most_tiles;                     // of eight query rows each, that shared memory has room for
+  int32_t has_sums;                       // 1: a launch before this one has made rows' sums, and scores are final
   int64_t list_bytes[kMostSearchStages];  // from one kept list of a stage to the next
   float sm_scale;
   // The work space has these areas, each with [n_query_blocks] in front.
@@ -41,10 +42,27 @@ struct SearchCall {
   int64_t most_candidates, most_best, head_scores, most_rows;
 };
 
+// What these have in shared memory: of each of two warpgroups some stages of 64 rows, and kHeadRows query rows of each head.
+// Rows are filled up to whole steps, of as many numbers as a stage has of a row; query rows lie step by step.
+inline constexpr int kHeadRows = 64, kSwizzledRow = 128;  // of the latter, bytes
+inline constexpr int kWideGroups = 2, kWideStages = 3, kWideStageBytes = 64 * kSwizzledRow, kWideStep = 64;
+constexpr int32_t wide_bytes(int32_t n_heads, int32_t n_numbers) {
+  const int32_t n_steps = (n_numbers + kWideStep - 1) / kWideStep;
+  return kWideGroups * kWideStages * kWideStageBytes + n_steps * n_heads * kHeadRows * kSwizzledRow;
+}
+
 struct BoundChunksCall {
   DeviceBoundChunks bound;
   WindowKeys keys;
   int32_t n_kv_heads;
+};
+
+using SearchKernel = void (*)(SearchCall);
+
+// Kernels for blocks of many queries (kernels/wide_judges.cuh), of n_heads query heads at a time.
+struct WideKernels {
+  int32_t n_heads;
+  SearchKernel bounds, exact, sums, descent;
 };
 
 inline constexpr int kSearchWarps = 8, kBoundWarps = 8;  // of a block

@@ -112,7 +112,7 @@ __global__ void __launch_bounds__(32 * kBoundWarps, 2) bound_chunks_kernel(const
 
 // A search calls this: for one KV head it bounds the newest chunk of each length that is complete before token p0. Each
 // length has a warp.
-__device__ __noinline__ void bound_newest(const SearchCall& call, const DeviceSequence& sequence, int64_t p0) {
+__device__ __noinline__ inline void bound_newest(const SearchCall& call, const DeviceSequence& sequence, int64_t p0) {
   const int level = static_cast<int>(threadIdx.x / 32);
   static_assert(kSearchWarps >= kMostSearchStages);
   if (level >= call.search.n_bounds || sequence.q_len == 0) return;

@@ -72,11 +72,16 @@ __device__ inline void finish_sums(const SearchCall& call, const SearchJob& job)
   __syncthreads();
 }
 
+// Whether scores are of rows, of which each row's log-sum-exp is yet to be taken off.
+__device__ inline bool has_row_scores(const SearchCall& call, const SearchJob& job) {
+  return job.normalises != 0 && call.has_sums == 0;
+}
+
 __device__ inline uint32_t ordered_score(const SearchCall& call, const SearchJob& job, int i) {
   uint32_t most = 0;
   for (int h = job.first_head; h < job.first_head + job.n_heads; ++h) {
     const float* const scores = scores_of(call, h);
-    if (job.normalises == 0) {
+    if (!has_row_scores(call, job)) {
       most = max(most, ordered(__ldcg(scores + i)));
       continue;
     }
@@ -225,7 +230,7 @@ __device__ inline void keep_best(const SearchCall& call, const SearchJob& job, K
   const auto n_kept = static_cast<int>(stage.keep_len >> (stage.chunk_shift + (plus_next ? 1 : 0)));
   int32_t* const best =
       plus_next ? call.best + (int64_t{blockIdx.z} * call.n_lists + job.list) * call.most_best : chunks_of(job.own);
-  if (job.normalises != 0) finish_sums(call, job);
+  if (has_row_scores(call, job)) finish_sums(call, job);
   const LastKept last = find_last(call, job, n_kept, room);
   take_kept(call, job, last, room, best);
   const int64_t end_chunk = (job.end + (int64_t{1} << stage.chunk_shift) - 1) >> stage.chunk_shift;

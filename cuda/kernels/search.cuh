@@ -16,7 +16,7 @@
 namespace tandem::cuda {
 
 // What one block of a list does, once scores are there where they are needed.
-__device__ __noinline__ void finish_stage(const SearchCall& call, const SearchJob& job) {
+__device__ __noinline__ inline void finish_stage(const SearchCall& call, const SearchJob& job) {
   __shared__ KeepRoom room;
   if (job.task == SearchTask::kJudge) keep_best(call, job, room);
   if (job.task == SearchTask::kKeepAll) keep_all(job);
@@ -33,9 +33,8 @@ __device__ inline void wait_for_stage(const SearchCall& call) {
   __syncthreads();
 }
 
-template <class Judge>
-__global__ void __launch_bounds__(32 * kSearchWarps, Judge::kBlocks) search_kernel(const __grid_constant__ SearchCall call) {
-  __shared__ SearchJob job;
+// What the block has to do: the same for all of its threads. False: nothing.
+__device__ inline bool find_job(const SearchCall& call, SearchJob& job) {
   let_next_start();
   if (threadIdx.x == 0) {
     job.sequence = call.search.sequences.sequences[blockIdx.z];
@@ -45,13 +44,24 @@ __global__ void __launch_bounds__(32 * kSearchWarps, Judge::kBlocks) search_kern
   wait_for_stage(call);
   if (threadIdx.x == 0) find_task(call, job);
   __syncthreads();
-  if (static_cast<int>(blockIdx.x) == call.n_pieces) return bound_newest(call, job.sequence, job.p0);
-  if (job.task == SearchTask::kNone) return;
+  return job.task != SearchTask::kNone;
+}
+
+template <class Judge>
+__device__ inline void run_stage(const SearchCall& call, const SearchJob& job) {
   if (job.task == SearchTask::kJudge) {
     Judge::judge(call, job);
     if (!is_last_block(call, job)) return;
   }
   finish_stage(call, job);
+}
+
+template <class Judge>
+__global__ void __launch_bounds__(32 * kSearchWarps, Judge::kBlocks) search_kernel(const __grid_constant__ SearchCall call) {
+  __shared__ SearchJob job;
+  const bool has_task = find_job(call, job);
+  if (static_cast<int>(blockIdx.x) == call.n_pieces) return bound_newest(call, job.sequence, job.p0);
+  if (has_task) run_stage<Judge>(call, job);
 }
 
 }  // namespace tandem::cuda

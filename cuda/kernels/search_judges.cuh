@@ -33,6 +33,16 @@ __device__ inline void raise_score(float* to, float score, bool is_first) { *to 
 
 // ---- bounds --------------------------------------------------------------------------------------------------------------
 
+// Of the block's KV head.
+__device__ inline const std::byte* bounds_row(const SearchCall& call, const SearchJob& job, const DeviceBounds& bounds,
+                                              int chunk) {
+  int slot;
+  const int64_t page =
+      find_page(call.search.sequences, job.sequence, call.keys.page_len, chunk << bounds.chunk_shift, &slot);
+  return bounds.data + page + static_cast<int>(blockIdx.y) * bounds.head_stride +
+         int64_t{slot >> bounds.chunk_shift} * (4 * call.keys.dim);
+}
+
 template <int kParts, bool kIsOneStep>
 struct BoundsJudge {
   static constexpr int kBlocks = 2, kChunks = 8;
@@ -45,11 +55,7 @@ struct BoundsJudge {
 #pragma unroll
     for (int i = 0; i < kKeys; ++i) {
       const int chunk = job.from.chunk(min(item * kTileKeys + own + 8 * i, job.from.n - 1));
-      int slot;
-      const int64_t page =
-          find_page(call.search.sequences, job.sequence, call.keys.page_len, chunk << bounds.chunk_shift, &slot);
-      to.codes[i] = to.scales[i] = bounds.data + page + static_cast<int>(blockIdx.y) * bounds.head_stride +
-                                   int64_t{slot >> bounds.chunk_shift} * (4 * call.keys.dim);
+      to.codes[i] = to.scales[i] = bounds_row(call, job, bounds, chunk);
     }
     return to;
   }

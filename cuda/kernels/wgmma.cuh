@@ -23,6 +23,7 @@ __device__ inline uint64_t describe_matrix(uint32_t at, int block_bytes) {
 // d [64 x kWidth] of a warpgroup; a warp has 16 rows, and a thread of 8 columns what it has of a C fragment (warp_ops.cuh).
 //   keys:   d = a b^T or d += a b^T, a [64 x 16] and b [kWidth x 16] in shared memory
 //   values: d += a b, a a fragment in registers, b [16 x kWidth] in shared memory
+//   rows:   d = a b^T or d += a b^T, a a fragment in registers, b [kWidth x 16] in shared memory
 template <class Number, int kWidth>
 struct Wgmma;
 #include "wgmma_shapes.inc"

@@ -220,20 +220,49 @@ std::vector<SearchBlock> append_blocks(const std::vector<int64_t>& lengths, int3
   return blocks;
 }
 
+// Twice the same.
+void append_blocks_of(SearchOptions options, int32_t block_len, uint64_t seed) {
+  reference::Random random(seed);
+  options.keeps_lists = false;
+  const std::vector<SearchBlock> blocks = append_blocks(options.lengths, block_len, random);
+  options.n_blocks = static_cast<int32_t>(blocks.size());
+  std::vector<test::BoundedTokens> bounded;
+  for (const int64_t length : options.lengths) bounded.push_back({0, length});
+  SearchCase c(*device, options);
+  expect_right(c, c.bound(bounded));
+  for (int i = 0; i < 2; ++i) expect_right(c, c.search(blocks));
+  counts.include(c.counts());
+}
+
 void append_any(void**) {
+  for (uint64_t seed = 1; seed <= 24; ++seed)
+    append_blocks_of(any_options(1000 + seed), reference::Random(seed).pick({64, 64, 32, 16, 8, 1}), seed);
+}
+
+// Blocks of 16 queries and more in bf16, for which there are kernels of their own.
+void append_many_queries(void**) {
   for (uint64_t seed = 1; seed <= 24; ++seed) {
-    SearchOptions options = any_options(1000 + seed);
-    reference::Random random(seed);
-    options.keeps_lists = false;
-    const std::vector<SearchBlock> blocks = append_blocks(options.lengths, random.pick({64, 64, 32, 16, 8, 1}), random);
-    options.n_blocks = static_cast<int32_t>(blocks.size());
-    std::vector<test::BoundedTokens> bounded;
-    for (const int64_t length : options.lengths) bounded.push_back({0, length});
-    SearchCase c(*device, options);
-    expect_right(c, c.bound(bounded));
-    for (int i = 0; i < 2; ++i) expect_right(c, c.search(blocks));
-    counts.include(c.counts());
+    SearchOptions options = any_options(2000 + seed);
+    options.q_type = TANDEM_BF16;
+    append_blocks_of(options, reference::Random(seed + 40).pick({64, 64, 63, 33, 16}), seed);
   }
+}
+
+void append_by_presets(void**) {
+  uint64_t seed = 1;
+  for (const char* name : {"small", "3k", "5k", "16k-shallow"})
+    for (const int32_t dim : {64, 128}) {
+      PruningOfLayer found;
+      assert_true(find_pruning_preset(name, 5, &found));
+      SearchOptions options;
+      options.record = found.append;
+      options.k_type = type_of(seed);
+      options.dim = dim;
+      options.n_kv_heads = 1;
+      options.lengths = {36000, 6000};
+      options.seed = 500 + seed;
+      append_blocks_of(options, 64, seed++);
+    }
 }
 
 // Chunks with equal keys: the lower ones are kept, in every stage. Halves of chunks whose first keys are equal: a descent
@@ -359,6 +388,8 @@ int main(int argc, char** argv) {
       cmocka_unit_test(stages_come_and_go),
       cmocka_unit_test(presets),
       cmocka_unit_test(append_any),
+      cmocka_unit_test(append_many_queries),
+      cmocka_unit_test(append_by_presets),
       cmocka_unit_test(equal_scores),
       cmocka_unit_test(scores_that_are_no_numbers),
   };

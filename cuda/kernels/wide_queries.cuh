@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: MIT
+// Products of rows of bounds or keys and of many query rows, all bf16 (compute capability 9.0). Each of a block's two
+// warpgroups multiplies
+//
+//   a   64 rows, 16 of which each of its warps has found, in stages of shared memory: 64 numbers of each row at a time
+//   b   64 rows of each of kHeads query heads, in shared memory: row 64 h + i is query i of head h
+//   d   a thread has the products of its two rows with a quarter of the query rows (C fragments of warp_ops.cuh)
+//
+// Rows lie in shared memory as wgmma.cuh says.
+#pragma once
+
+#include "cuda/kernels/search_judges.cuh"
+#include "cuda/kernels/wgmma.cuh"
+
+namespace tandem::cuda {
+
+inline constexpr int kGroupWarps = 4;               // of a warpgroup
+inline constexpr int kPieces = kWideStep / kEight;  // that a row has of a step, of 16 bytes
+
+extern __shared__ __align__(1024) std::byte wide_space[];
+
+// Where query rows are in shared memory; the stages of the warpgroups are before them.
+__device__ inline uint32_t wide_stages() { return (shared_address(wide_space) + 1023) / 1024 * 1024; }
+__device__ inline uint32_t wide_rows() { return wide_stages() + kWideGroups * kWideStages * kWideStageBytes; }
+__device__ inline int n_wide_steps(int n_numbers) { return (n_numbers + kWideStep - 1) / kWideStep; }
+
+// The numbers of two query rows' pairs that a row of bounds multiplies with its smallest numbers, or with its largest ones.
+__device__ inline uint32_t numbers_of_side(uint32_t pair, bool is_upper) {
+  const uint32_t below = ((pair & 0x8000u) != 0 ? 0xffffu : 0u) | ((pair & 0x80000000u) != 0 ? 0xffff0000u : 0u);
+  return pair & (is_upper ? ~below : below);
+}
+
+// Brings the rows of heads [first_head, first_head + kHeads) of the block's KV head. Heads and queries that are not there
+// are the last ones that are, once more: no maximum changes with them. All of the block take part.
+template <int kHeads, bool kIsOfBounds>
+__device__ inline void bring_wide(const SearchCall& call, const SearchJob& job, int first_head) {
+  constexpr int kRows = kHeads * kHeadRows;
+  const DeviceRows& q = call.search.q;
+  const int dim = call.keys.dim, n_steps = n_wide_steps(kIsOfBounds ? 2 * dim : dim);
+  constexpr int kRowsAtOnce = 32 * kSearchWarps / kPieces, kTurns = kRows / kRowsAtOnce;
+  const int first_row = static_cast<int>(threadIdx.x) / kPieces, piece = static_cast<int>(threadIdx.x) % kPieces;
+  const auto* const first = static_cast<const __nv_bfloat16*>(q.data) + job.sequence.first_row * q.token_stride +
+                            int64_t{blockIdx.y} * call.group_size * q.head_stride;
+  uint32_t to = wide_rows() + swizzled(first_row, piece);
+  __syncthreads();
+  for (int step = 0; step < n_steps; ++step, to += kRows * kSwizzledRow) {
+    const int number = step * kWideStep + piece * kEight;
+    const bool is_upper = kIsOfBounds && number >= dim;
+    const int at = number - (is_upper ? dim : 0);
+    uint4 x[kTurns] = {};
+#pragma unroll
+    for (int i = 0; i < kTurns; ++i) {
+      const int row = first_row + i * kRowsAtOnce, head = min(first_head + row / kHeadRows, call.group_size - 1);
+      const int query = min(row % kHeadRows, job.sequence.q_len - 1);
+      if (at < dim) x[i] = __ldg(reinterpret_cast<const uint4*>(first + query * q.token_stride + head * q.head_stride + at));
+    }
+#pragma unroll
+    for (int i = 0; i < kTurns; ++i) {
+      if (kIsOfBounds) {
+        x[i].x = numbers_of_side(x[i].x, is_upper), x[i].y = numbers_of_side(x[i].y, is_upper);
+        x[i].z = numbers_of_side(x[i].z, is_upper), x[i].w = numbers_of_side(x[i].w, is_upper);
+      }
+      store_words(to + i * (kRowsAtOnce * kSwizzledRow), x[i].x, x[i].y, x[i].z, x[i].w);  // kRowsAtOnce is a multiple of 8
+    }
+  }
+  fence_products();
+  __syncthreads();
+}
+
+template <class Places>
+__device__ inline uint32_t rows_at(const Places& places, int i) {
+  if constexpr (requires { places.rows_at(i); })
+    return places.rows_at(i);
+  else
+    return 0;
+}
+
+// Where rows of the next items of a warp are, found for all of them at once: finding one takes two loads, one behind the
+// other. The last bit of an address says that the row does not count; what is there may be read.
+inline constexpr int kFoundItems = 8;
+using FoundRows = uintptr_t[kFoundItems][kTileKeys];
+inline constexpr uintptr_t kCountsNot = 1;
+
+// The lane's two rows of item i. Items are asked for in their order. find(i, row): of row 0 .. 15.
+template <class Find>
+__device__ __forceinline__ RowPlaces find_item(FoundRows& found, int i, Find find, uint32_t* there) {
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  if (i % kFoundItems == 0) {
+    __syncwarp();
+#pragma unroll
+    for (int j = 0; j < kFoundItems * kTileKeys / 32; ++j) {
+      const int at = 32 * j + lane;
+      found[at / kTileKeys][at % kTileKeys] = find(i + at / kTileKeys, at % kTileKeys);
+    }
+    __syncwarp();
+  }
+  RowPlaces places = {};
+  *there = 0;
+#pragma unroll
+  for (int k = 0; k < kKeys; ++k) {
+    const uintptr_t at = found[i % kFoundItems][lane / 4 + 8 * k];
+    if ((at & kCountsNot) == 0) *there |= 1u << k;
+    places.codes[k] = reinterpret_cast<const std::byte*>(at & ~kCountsNot);
+  }
+  return places;
+}
+
+// Copies a step of the lane's two rows, its fourth of each, to a stage: pieces of 16 bytes, of which those of four lanes lie
+// side by side. to: where the lane's first piece goes. All warps of a warpgroup do.
+__device__ inline void copy_step(const RowPlaces& from, int step, int n_numbers, uint32_t to) {
+  const int own = static_cast<int>(threadIdx.x % 4) * kEight + step * kWideStep;
+#pragma unroll
+  for (int i = 0; i < kKeys; ++i)
+#pragma unroll
+    for (int j = 0; j < kPieces / 4; ++j)
+      copy_async<16>((to ^ j * 64) + i * (8 * kSwizzledRow), from.codes[i] + 2 * (own + 32 * j), own + 32 * j < n_numbers);
+}
+// Where that is in a stage.
+__device__ inline uint32_t own_piece() {
+  const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32) % kGroupWarps;
+  return swizzled(warp * kTileKeys + lane / 4, lane % 4);
+}
+// The stages take turns.
+__device__ inline uint32_t next_stage(uint32_t stage) {
+  return stage == (kWideStages - 1) * kWideStageBytes ? 0 : stage + kWideStageBytes;
+}
+
+// d = products of a stage, added to those of the steps before, with kWidth query rows. q: the first of these, of kRows.
+template <int kRows, int kWidth>
+__device__ __forceinline__ void multiply_step(uint32_t stage, uint32_t q, int step, float (&d)[kWidth / 2]) {
+  begin_products();
+#pragma unroll
+  for (int k = 0; k < kWideStep / 16; ++k)
+    Wgmma<Bfloat, kWidth>::keys(d, describe_matrix(stage + 32 * k, 16),
+                                describe_matrix(q + step * (kRows * kSwizzledRow) + 32 * k, 16), step > 0 || k > 0);
+  commit_products();
+}
+
+// Multiplies the rows of many places, while the next ones come. Places has, for i in [0, n()), open(i): where the lane's two
+// rows are; take(i, d): what becomes of their products; it may have rows_at(i): where the query rows are, from q on. All
+// warps of a warpgroup have the same n(). open(i + 3) may come before take(i). n_numbers: of a row.
+template <int kRows, int kWidth, class Places>
+__device__ __forceinline__ void walk_wide(Places& places, uint32_t q, int n_numbers) {
+  const int n_steps = n_wide_steps(n_numbers), n_items = places.n(), n_units = n_items * n_steps;
+  if (n_units <= 0) return;
+  const int group = __shfl_sync(~0u, static_cast<int>(threadIdx.x / (32 * kGroupWarps)), 0);
+  const uint32_t stages = wide_stages() + group * (kWideStages * kWideStageBytes);
+  float d[kWidth / 2];
+  RowPlaces next = places.open(0);
+  int next_at = 0, next_step = 0, at = 0, step = 0;
+  uint32_t stage = 0, next_copied = 0;
+  const uint32_t own = stages + own_piece();
+  const auto copy = [&](int unit) {
+    if (unit < n_units) copy_step(next, next_step, n_numbers, own + next_copied);
+    next_copied = next_stage(next_copied);
+    commit_copies();
+  };
+  const auto find_next = [&] {
+    if (++next_step < n_steps) return;
+    next_step = 0;
+    if (++next_at < n_items) next = places.open(next_at);
+  };
+  copy(0);
+  find_next();
+  copy(1);
+  find_next();
+#pragma unroll 1
+  for (int unit = 0; unit < n_units; ++unit) {
+    wait_for_copies<1>();
+    fence_products();
+    sync_threads(1 + group, 32 * kGroupWarps);  // all warps have multiplied the stage that is copied to now
+    copy(unit + 2);
+    multiply_step<kRows, kWidth>(stages + stage, q + rows_at(places, at), step, d);
+    stage = next_stage(stage);
+    find_next();
+    wait_for_products<0>();
+    pin(d);
+    if (++step < n_steps) continue;
+    places.take(at++, d);
+    step = 0;
+  }
+  wait_for_copies<0>();
+  sync_threads(1 + group, 32 * kGroupWarps);  // the next walk's first copies overwrite what warps may still multiply
+}
+
+}  // namespace tandem::cuda
