@@ -101,9 +101,7 @@ void describe_queries(const Call& chunk, DeviceSequence* sequences) {
 static int64_t n_behind(const Call& chunk) {
   if (chunk.args.speculative || (chunk.args.named != nullptr && chunk.task->shape.max_q_len > 1))
     return chunk.args.q.n_tokens;
-  if (!searches(chunk) || !chunk.calls()[0].is_append) return 0;
-  const SearchBlocks blocks = blocks_of(chunk);
-  return blocks.n_blocks + blocks.n_parts;
+  return n_described(chunk);
 }
 
 // Sequences, then queries where each is described by itself, lists, page tables, positions of a guess, pieces.

@@ -281,7 +281,7 @@ Status DeviceLane::launch(Call& chunk) {
   TANDEM_TRY(launch_append(chunk, append));
   chunk.session.hand_over().post();
   TANDEM_TRY(name_keys(chunk, sequences));
-  TANDEM_TRY(search_keys(chunk, sequences, append));
+  TANDEM_TRY(search_keys(chunk, sequences, attended_q(append), append));
   const DeviceAttend window = window_of(chunk, append, merges);
   TANDEM_TRY(attend_window(chunk, window));
   if (merges) {
@@ -313,7 +313,7 @@ Status DeviceLane::launch_planned(Call& call, bool captures) {
   TANDEM_TRY(launch_append(call, append));
   call.session.step.n_appended = call.args.layer_idx + 1;
   TANDEM_TRY(name_keys(call, sequences));
-  TANDEM_TRY(search_keys(call, sequences, append));
+  TANDEM_TRY(search_keys(call, sequences, attended_q(append), append));
   DeviceAttend window = window_of(call, append, true);
   if (append.epoch != 0 && !searches) window.append = &append;
   const bool finishes = !call.facts.policy.keeps_maw && call.queries.sequences == nullptr;

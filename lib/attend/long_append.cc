@@ -10,6 +10,7 @@
 #include "lib/attend/descriptors.h"
 #include "lib/attend/device_chunk.h"
 #include "lib/attend/device_launch.h"
+#include "lib/attend/search_call.h"
 #include "lib/attend/session_states.h"
 #include "lib/attend/split.h"
 #include "lib/attend/window_fill.h"
@@ -283,7 +284,7 @@ void LongAppend::expect_pieces(const Call& chunk) const {
   task.part.expected_ns = (ns - least_ns) * (n_pieces - 2.0) / n_pieces;
 }
 
-// In one copy: the chunk, tickets that bring its rows, its key lists, its pieces with their page table; that of window and
+// In one copy: the chunk, tickets that bring its rows, query blocks that are searched for, its key lists, its pieces with their page table; that of window and
 // chunk.
 Status LongAppend::describe(Call& chunk, Work* work) const {
   DeviceSession& device = chunk.device();
@@ -298,8 +299,10 @@ Status LongAppend::describe(Call& chunk, Work* work) const {
   described.position = of.sequence->position(of.first_query);
   const int64_t first_page = of.resident_begin / kDevicePageLen, last_page = (of.length - 1) / kDevicePageLen;
   described.table_len = static_cast<int32_t>(last_page - first_page + 1);
+  DeviceSequence* const whole = to;
   *to++ = described;
-  to += ChunkRows::describe_tickets(chunk, described, to);
+  const int64_t n_tickets = ChunkRows::describe_tickets(chunk, described, to), n_blocks = n_described(chunk);
+  to += n_tickets + n_blocks;
   int64_t bytes = reinterpret_cast<std::byte*>(to) - upload;
   chunk.lists = lists_at(chunk, device.work().descriptors() + bytes);
   bytes += describe_lists(chunk, reinterpret_cast<DeviceKeys*>(upload + bytes)) * static_cast<int64_t>(sizeof(DeviceKeys));
@@ -320,6 +323,7 @@ Status LongAppend::describe(Call& chunk, Work* work) const {
   work->chunk.max_q_len = described.q_len;
   work->chunk.max_keys = of.length - of.resident_begin;
   work->tickets = there + 1;
+  if (n_blocks > 0) describe_search(chunk, work->chunk, whole, n_tickets);
   work->pages = {table, described.table_len, kDevicePageLen};
   return call_device(device.device(), &DeviceTable::copy, device.work().descriptors(), upload,
                      bytes + described.table_len * static_cast<int64_t>(sizeof(int64_t)), chunk.args.stream);
@@ -352,6 +356,9 @@ Status LongAppend::launch_all(Call& chunk, Work& work) {
   TANDEM_TRY(rows_.send(chunk, append, work.tickets));
   if (!has_pieces) {
     TANDEM_TRY(wait_for_rows(chunk));
+    TANDEM_TRY(search_keys(chunk, work.chunk, attend.q, append));
+    if (chunk.queries.sequences != nullptr) attend.sequences = chunk.queries;
+    attend.lists = chunk.lists;
     point_answer(chunk, 0, &attend);
     TANDEM_TRY(name_window(chunk, work, {0, chunk.layer().n_kv_heads}, &attend));
     TANDEM_TRY(attend_window(chunk, attend));

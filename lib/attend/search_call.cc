@@ -120,7 +120,7 @@ bool searches(const Call& chunk) {
   });
 }
 
-void reserve_search(const SizeTerms& terms, const CallShape& shape, Reservation* needs) {
+void reserve_search(const SizeTerms& terms, const CallShape& shape, int64_t most_tokens, Reservation* needs) {
   const size_t l = shape.layer_idx;
   if (!terms.policies[l].names_keys()) return;
   const Layer& layer = *shape.layer;
@@ -141,7 +141,7 @@ void reserve_search(const SizeTerms& terms, const CallShape& shape, Reservation*
   add(pruning.decode, {1, 1, n_single, n_single});
   if (shape.max_q_len() == 1) return;
   SearchBlocks blocks = no_blocks(pruning.append, layer, kMostListRows);
-  const int64_t n_rows = std::min(shape.n_tokens(), shape.most_tokens);
+  const int64_t n_rows = std::min(shape.n_tokens(), most_tokens);
   blocks.n_blocks = n_rows / blocks.block_len + n_sequences;
   blocks.n_parts = n_rows / blocks.part_len + blocks.n_blocks;
   add(pruning.append, blocks);
@@ -176,7 +176,13 @@ DeviceSequence some_queries(const DeviceSequence& whole, const SequenceCall& of,
 
 }  // namespace
 
-void describe_search(Call& chunk, const DeviceSequences& on_device, DeviceSequence* sequences) {
+int64_t n_described(const Call& chunk) {
+  if (!searches(chunk) || !is_append(chunk)) return 0;
+  const SearchBlocks blocks = blocks_of(chunk);
+  return blocks.n_blocks + blocks.n_parts;
+}
+
+void describe_search(Call& chunk, const DeviceSequences& on_device, DeviceSequence* sequences, int64_t n_between) {
   const DeviceSession& device = chunk.device();
   const size_t l = chunk.facts.idx;
   const int64_t n_lists = n_key_lists(chunk.layer(), chunk.session.options.pruning);
@@ -193,24 +199,24 @@ void describe_search(Call& chunk, const DeviceSequences& on_device, DeviceSequen
   }
   if (!is_append(chunk)) return;
   const SearchBlocks blocks = blocks_of(chunk);
-  DeviceSequence *block = sequences + n_calls, *const first_part = block + blocks.n_blocks, *part = first_part;
-  int64_t n_described = 0;
+  DeviceSequence *block = sequences + n_calls + n_between, *const first_part = block + blocks.n_blocks, *part = first_part;
+  int64_t n_lists_given = 0;
   for (int32_t i = 0; i < n_calls; ++i) {
     const SequenceCall& of = chunk.calls()[static_cast<size_t>(i)];
-    for (int64_t t = 0; t < of.q_len; t += blocks.block_len, ++block, ++n_described) {
+    for (int64_t t = 0; t < of.q_len; t += blocks.block_len, ++block, ++n_lists_given) {
       const int64_t end = std::min(of.q_len, t + blocks.block_len);
       *block = some_queries(sequences[i], of, t, end - t);
-      block->kept_lists = device.work().block_lists() + n_described * of_block;
+      block->kept_lists = device.work().block_lists() + n_lists_given * of_block;
       block->first_list = static_cast<int32_t>(part - first_part);
       for (int64_t p = t; p < end; p += blocks.part_len, ++part)
         *part = some_queries(sequences[i], of, p, std::min(end, p + blocks.part_len) - p);
     }
   }
   chunk.blocks = chunk.queries = on_device;
-  chunk.blocks.sequences += n_calls;
+  chunk.blocks.sequences += n_calls + n_between;
   chunk.blocks.n_sequences = static_cast<int32_t>(blocks.n_blocks);
   chunk.blocks.max_q_len = static_cast<int32_t>(blocks.block_len);
-  chunk.queries.sequences += n_calls + blocks.n_blocks;
+  chunk.queries.sequences += n_calls + n_between + blocks.n_blocks;
   chunk.queries.n_sequences = static_cast<int32_t>(blocks.n_parts);
   int64_t longest = 0;
   for (const SequenceCall& of : chunk.calls()) longest = std::max(longest, of.q_len);
@@ -240,7 +246,7 @@ Status bound_chunks(const Call& call, const DeviceSequences& sequences) {
   return call_device(device.device(), &DeviceTable::bound_chunks, &bounds, call.args.stream);
 }
 
-Status search_keys(Call& call, const DeviceSequences& sequences, const DeviceAppend& append) {
+Status search_keys(Call& call, const DeviceSequences& sequences, const DeviceRows& q, const DeviceAppend& append) {
   if (!searches(call)) return {};
   const DeviceSession& device = call.device();
   const size_t l = call.facts.idx;
@@ -253,7 +259,7 @@ Status search_keys(Call& call, const DeviceSequences& sequences, const DeviceApp
   search.layer = &device.layer(l, false);
   search.pages = device.pages(l);
   search.sequences = has_blocks ? call.blocks : sequences;
-  search.q = attended_q(append);
+  search.q = q;
   search.n_bounds = bounds_on(device, l, search.bounds);
   search.keeps_lists = has_blocks ? 0 : 1;
   search.workspace = device.work().search_space();

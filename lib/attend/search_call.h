@@ -29,13 +29,16 @@ struct SearchBlocks {
   int64_t n_blocks = 0, n_parts = 0;
 };
 SearchBlocks blocks_of(const Call& chunk);
-// Tells the sequences of a decode call where their lists are; describes the blocks of an append and their parts behind them.
-void describe_search(Call& chunk, const DeviceSequences& on_device, DeviceSequence* sequences);
+// How many these are in a chunk.
+int64_t n_described(const Call& chunk);
+// Tells the sequences of a decode call where their lists are; describes the blocks of an append and their parts behind them
+// and n_between other descriptors.
+void describe_search(Call& chunk, const DeviceSequences& on_device, DeviceSequence* sequences, int64_t n_between = 0);
 // Makes the bounds that the sequences' keys lack. The rows of the call are in the window by then. A planned step calls this
 // before its layers are attended; their searches then bound newer chunks themselves.
 Status bound_chunks(const Call& call, const DeviceSequences& sequences);
-// Finds the keys and points call.lists at them.
-Status search_keys(Call& call, const DeviceSequences& sequences, const DeviceAppend& append);
+// Finds the keys of queries q and points call.lists at them.
+Status search_keys(Call& call, const DeviceSequences& sequences, const DeviceRows& q, const DeviceAppend& append);
 void commit_search(const Call& chunk, const SequenceCall& of);
 
 }  // namespace tandem

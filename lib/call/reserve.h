@@ -51,7 +51,7 @@ void reserve_ticket(const SizeTerms& terms, const CallShape& shape, Reservation*
 void reserve_step(const SizeTerms& terms, const CallShape& shape, Reservation* needs);
 void reserve_guess(const SizeTerms& terms, const CallShape& shape, Reservation* needs);
 void reserve_named(const SizeTerms& terms, const CallShape& shape, Reservation* needs);
-void reserve_search(const SizeTerms& terms, const CallShape& shape, Reservation* needs);
+void reserve_search(const SizeTerms& terms, const CallShape& shape, int64_t most_tokens, Reservation* needs);
 void reserve_long(const SizeTerms& terms, const CallShape& shape, const PrefillSize& size, Reservation* needs);
 
 }  // namespace tandem

@@ -188,6 +188,20 @@ PrefillTerms prefill_terms(const SizeTerms& terms, size_t layer_idx) {
           .most_bytes = terms.most_long_bytes};
 }
 
+namespace {
+
+// Work space of a search grows with its queries. Chunks are of whole tickets, and so of whole query blocks: false where they
+// are asked to be shorter.
+bool limit_searched(int64_t* append_tokens) {
+  constexpr int64_t kMostSearched = 4 * kMostTicketTokens;
+  static_assert(kMostTicketTokens % kMostQueryBlock == 0);
+  if (*append_tokens > 0 && *append_tokens < kMostTicketTokens) return false;
+  *append_tokens = *append_tokens > 0 ? std::min(*append_tokens, kMostSearched) : kMostSearched;
+  return true;
+}
+
+}  // namespace
+
 // By the longest append; of equal ones, by the one with the most keys.
 Status size_long(const SizeTerms& terms, const CallShape& shape, bool streams, PrefillSize* size) {
   constexpr int64_t kFewRows = 64;  // of queries, whose weights no kernel rounds: those that add states may
@@ -199,15 +213,18 @@ Status size_long(const SizeTerms& terms, const CallShape& shape, bool streams, P
   const Policy& policy = terms.policies[shape.layer_idx];
   *size = {};
   const bool names = shape.idx_heads > 0;
-  if (!shape.appends || shape.is_speculative || (names && !shape.may_be_long) || !can_stream(policy, true) ||
+  const bool searches = policy.names_keys();  // then the window has all keys
+  if (!shape.appends || shape.is_speculative || (names && !shape.may_be_long) ||
+      !(can_stream(policy, true) || searches) ||
       shape.most_queries < std::min(longest.q_len, terms.most_of_chunk()))
     return {};
-  streams = streams && !rotates_queries(layer) && terms.routes.appends_at_once();
+  streams = streams && !searches && !rotates_queries(layer) && terms.routes.appends_at_once();
   if (!streams && terms.kinds(shape.layer_idx) != nullptr) return {};  // their sinks would have to be sent
   // The queries whose weights count have one ticket.
   if (policy.keeps_maw && counted_queries(terms.options.alpha) > kTicket) return {};
   PrefillTerms of_layer = prefill_terms(terms, shape.layer_idx);
   of_layer.streams = streams;
+  if (searches && !limit_searched(&of_layer.append_tokens)) return {};
   if (names) {
     of_layer.n_units = shape.n_idx;
     of_layer.tiles_of_unit = (int64_t{1} << shape.idx_unit_shift) / kTileTokens;

@@ -77,6 +77,24 @@ void calls_answer_as_on_the_host(void**) { answers_as_on_the_host(some_stages(),
 void many_stages_answer_as_on_the_host(void**) { answers_as_on_the_host(more_stages(), 0); }
 void shared_lists_answer_as_on_the_host(void**) { answers_as_on_the_host(more_stages(), 1); }
 
+// Appends of thousands of tokens, of which the device takes some thousands at a time.
+void long_appends_answer_as_on_the_host(void**) {
+  const Pruned pruned(32, 5000, more_stages());
+  Twins twins(pruned);
+  for (const int64_t n : {2700, 1, 1, 700, 1}) twins.attend(n);
+  assert_in_range(counts.largest_search, 1 + 512 / 64, 2048 / 64);
+  assert_true(twins.side.digest() == twins.twin.digest());
+}
+
+// Where the device attends lists of any number of query rows, appends are attended a query block at a time.
+void whole_blocks_answer_as_on_the_host(void**) {
+  answers_as_on_the_host(some_stages(), 0);
+  assert_in_range(counts.largest_list_rows, 1, 64);
+  controls.take_long_lists();
+  for (const int32_t shares_lists : {0, 1}) answers_as_on_the_host(more_stages(), shares_lists);
+  assert_int_equal(counts.largest_list_rows, 64 * kQHeads / kKvHeads);
+}
+
 // The keys that the sequence's last query attended, for each KV head.
 std::vector<std::vector<int64_t>> listed(const Side& side, int64_t sequence, int32_t layer_idx = kLayer) {
   std::vector<std::vector<int64_t>> all;
@@ -138,15 +156,6 @@ void tell_what_they_have_found(std::vector<tandem_pruning_stage> stages, int32_t
 void tells_what_searches_have_found(void**) { tell_what_they_have_found(some_stages(), 0); }
 void tells_what_many_stages_have_found(void**) { tell_what_they_have_found(more_stages(), 0); }
 void tells_what_is_in_shared_lists(void**) { tell_what_they_have_found(more_stages(), 1); }
-
-// Where the device attends lists of any number of query rows, appends are attended a query block at a time.
-void whole_blocks_answer_as_on_the_host(void**) {
-  answers_as_on_the_host(some_stages(), 0);
-  assert_in_range(counts.largest_list_rows, 1, 64);
-  controls.take_long_lists();
-  for (const int32_t shares_lists : {0, 1}) answers_as_on_the_host(more_stages(), shares_lists);
-  assert_int_equal(counts.largest_list_rows, 64 * kQHeads / kKvHeads);
-}
 
 // A fork on a device begins with lists of its own: so does the host's here, which is truncated by nothing.
 void forks_answer_as_on_the_host(void**) {
@@ -468,12 +477,13 @@ int main() {
       cmocka_unit_test_teardown(calls_answer_as_on_the_host, forget),
       cmocka_unit_test_teardown(many_stages_answer_as_on_the_host, forget),
       cmocka_unit_test_teardown(shared_lists_answer_as_on_the_host, forget),
+      cmocka_unit_test_teardown(long_appends_answer_as_on_the_host, forget),
+      cmocka_unit_test_teardown(whole_blocks_answer_as_on_the_host, forget),
       cmocka_unit_test_teardown(tells_what_searches_have_found, forget),
       cmocka_unit_test_teardown(tells_what_many_stages_have_found, forget),
       cmocka_unit_test_teardown(tells_what_is_in_shared_lists, forget),
       cmocka_unit_test_teardown(steps_tell_what_they_have_found, forget),
       cmocka_unit_test_teardown(tells_no_keys_that_are_gone, forget),
-      cmocka_unit_test_teardown(whole_blocks_answer_as_on_the_host, forget),
       cmocka_unit_test_teardown(planned_steps_answer_as_on_the_host, forget),
       cmocka_unit_test_teardown(forks_answer_as_on_the_host, forget),
       cmocka_unit_test_teardown(tensors_may_change_sides, forget),

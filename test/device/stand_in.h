@@ -31,6 +31,7 @@ struct Counts {
   std::atomic<int64_t> n_appended{0}, n_attended{0}, n_merged{0}, n_observed{0}, n_named{0};
   std::atomic<int64_t> n_bounded{0}, n_searched{0};
   std::atomic<int64_t> largest_list_rows{0};  // query rows of a sequence in a call with granules
+  std::atomic<int64_t> largest_search{0};     // query blocks of a call of search()
   std::atomic<int64_t> window_bytes{0};       // written to pages by append()
   std::atomic<int64_t> n_accumulated{0}, n_strided{0}, strided_bytes{0};
   std::atomic<int64_t> n_rebuilt{0}, n_rebuilt_rows{0};

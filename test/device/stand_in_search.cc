@@ -233,6 +233,7 @@ void check(const DeviceSearch& call) {
 }
 
 bool perform(const DeviceSearch& call) {
+  note_largest(&counts.largest_search, call.sequences.n_sequences);
   const auto* workspace = static_cast<const std::byte*>(call.workspace);
   require(std::all_of(workspace, workspace + search_bytes(call), [](std::byte b) { return b == std::byte{0}; }),
           "the work space is not zero");
