@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// How stages judge chunks for blocks of many queries (wide_queries.cuh): what search_judges.cuh does for others.
+// How stages judge chunks for blocks of many queries (wide_queries.cuh); search_judges.cuh is for blocks of few.
 //
-// Where a list serves several rows whose sums count, a launch of its own makes the sums before the stage's launch, which
-// then has final scores at once: no score of a single row is ever in memory.
+// Where each row's log-sum-exp is taken off its scores, a launch before the stage's own makes the rows' sums. The stage's
+// launch then finds final scores at once, and no score of a single row is written to memory.
 #pragma once
 
 #include <cfloat>
@@ -16,7 +16,8 @@ namespace tandem::cuda {
 inline constexpr int kTileShift = 4;
 static_assert(1 << kTileShift == kTileKeys);
 
-// The items of 16 rows that a warp has, of n: all warps of a warpgroup count as many, of which the last may be none of n.
+// The items that a warp has, of n items of 16 rows. All warps of a warpgroup have n_rounds items; a warp's last one may be
+// behind the end of the n.
 struct WideItems {
   int first, step, n_rounds;
 
@@ -29,8 +30,8 @@ struct WideItems {
   }
 };
 
-// The largest of each of the lane's two rows, over the query rows that the four lanes of a row have; less: what is taken off
-// the products with a query row, or null.
+// The largest product of each of the lane's two rows with any query row; the four lanes of a row share the query rows.
+// less: what is taken off the products with each query row, or null.
 template <int kWidth, bool kIsLess>
 __device__ __forceinline__ void find_largest(const float (&d)[kWidth / 2], float scale, const float* less,
                                              float (&best)[kKeys]) {
@@ -65,7 +66,7 @@ __device__ inline uintptr_t find_key(const SearchCall& call, const SearchJob& jo
 
 template <int kHeads>
 struct WideBounds {
-  static constexpr int kBlocks = 1, kRows = kHeads * kHeadRows;
+  static constexpr int kRows = kHeads * kHeadRows;
 
   struct Places {
     const SearchCall& call;
@@ -117,7 +118,7 @@ __device__ inline int sum_row(const SearchJob& job, int head, int query) { retur
 
 template <int kHeads>
 struct WideExact {
-  static constexpr int kBlocks = 1, kRows = kHeads * kHeadRows;
+  static constexpr int kRows = kHeads * kHeadRows;
 
   struct Places {
     const SearchCall& call;
@@ -127,7 +128,6 @@ struct WideExact {
     FoundRows& found;
     WideItems items;
     bool is_first;
-
     int tile_shift;  // an item has 1 << tile_shift tiles
     float most = 0;  // of the item's tiles so far, where there are several or an item is a chunk
 
@@ -202,11 +202,12 @@ struct WideExact {
 // Each row's largest logit and sum of exponentials over the keys that its stage would attend (search.h).
 template <int kHeads>
 struct WideSums {
-  static constexpr int kBlocks = 1, kRows = kHeads * kHeadRows;
+  static constexpr int kRows = kHeads * kHeadRows;
   static constexpr int kWidth = kRows < 128 ? kRows : 128;  // query rows at a time, as many as a thread has registers for
   static constexpr float kRoom = 64.0f;                     // doublings that a term may be above the largest one so far
 
-  // A thread's logits are in doublings. It has kWidth / 4 query rows, of which `most` is what its terms are relative to.
+  // A thread has kWidth / 4 query rows, and logits in units of ln 2. A row's sum is relative to 2^most, where `most` is at
+  // least its largest logit but kRoom.
   struct Places {
     const SearchCall& call;
     const SearchJob& job;
@@ -265,7 +266,8 @@ struct WideSums {
     }
   };
 
-  // Sums over lanes and warps, and leaves the block's sums in the work space. first_row: of heads' rows, the walk's first.
+  // Adds up the sums of all lanes and warps, and writes the block's to the work space. first_row: the walk's first query
+  // row, counted from the first row of `head`.
   __device__ static void leave(const SearchCall& call, const SearchJob& job, const Places& places, int head, int first_row) {
     __shared__ float_pair of_warps[kSearchWarps][kWidth];
     const int lane = static_cast<int>(threadIdx.x % 32), row = static_cast<int>(threadIdx.x);
@@ -311,16 +313,17 @@ struct WideSums {
 
 template <int kHeads>
 struct WideDescent {
-  static constexpr int kBlocks = 1, kRows = kHeads * kHeadRows;
+  static constexpr int kRows = kHeads * kHeadRows;
 
-  // Where a query head's way through a chunk has come to, and the largest logit there. A lane reads what it wrote itself.
+  // The key that a query head's descent through a chunk has come to, and the largest logit there. All four lanes of a row
+  // write the same, so each reads what it wrote itself.
   struct Way {
     int at;
     float low;
   };
   using Ways = Way[kHeads][kTileKeys];  // of a warp's 16 chunks
 
-  // Where the keys of a chunk are. A chunk may reach over some pages, the first of which begins with token `begin`.
+  // Where the keys of a chunk are. A chunk lies in up to four pages, the first of which begins with token `begin`.
   static constexpr int kMostPages = 4;
   struct Chunk {
     int first, begin;  // tokens
@@ -328,7 +331,7 @@ struct WideDescent {
   };
   using Chunks = Chunk[kTileKeys];  // of a warp
 
-  // The warp's chunks, candidates [first, first + 16). All lanes have two pages of a chunk.
+  // Finds the pages of the warp's 16 chunks, candidates [first, first + 16). Each lane finds two pages of a chunk.
   __device__ static void find_chunks(const SearchCall& call, const SearchJob& job, int first, Chunks& chunks) {
     const int lane = static_cast<int>(threadIdx.x % 32), shift = call.search.stages[call.stage].chunk_shift;
     const int page_len = call.keys.page_len, token = job.from.chunk(min(first + lane / 2, job.from.n - 1)) << shift;
@@ -428,7 +431,8 @@ struct WideDescent {
     const int half = (1 << call.search.stages[call.stage].chunk_shift) / 2;
     FirstTwo two = {call, chunks, ways, half};
     walk_wide<kRows, kRows>(two, wide_rows(), call.keys.dim);
-    // A walk may ask for a key before those of the three turns before it have been judged: the way has to be known then.
+    // A walk asks for an item's keys up to three turns before it judges them. With four heads and more, the head's last key
+    // has been judged by then, and one walk takes all levels.
     constexpr bool kIsOneWalk = kHeads > 3;
     const int n_levels = half > 1 ? 31 - __clz(half) : 0;
     for (int level = 0; level < n_levels; level += kIsOneWalk ? n_levels : 1) {

@@ -24,14 +24,16 @@ __device__ inline uint32_t wide_stages() { return (shared_address(wide_space) + 
 __device__ inline uint32_t wide_rows() { return wide_stages() + kWideGroups * kWideStages * kWideStageBytes; }
 __device__ inline int n_wide_steps(int n_numbers) { return (n_numbers + kWideStep - 1) / kWideStep; }
 
-// The numbers of two query rows' pairs that a row of bounds multiplies with its smallest numbers, or with its largest ones.
+// Of two neighbouring numbers of a query row, those above 0, which a row of bounds multiplies with its largest numbers, or
+// those below 0, which it multiplies with its smallest ones; 0 in the place of the others.
 __device__ inline uint32_t numbers_of_side(uint32_t pair, bool is_upper) {
   const uint32_t below = ((pair & 0x8000u) != 0 ? 0xffffu : 0u) | ((pair & 0x80000000u) != 0 ? 0xffff0000u : 0u);
   return pair & (is_upper ? ~below : below);
 }
 
-// Brings the rows of heads [first_head, first_head + kHeads) of the block's KV head. Heads and queries that are not there
-// are the last ones that are, once more: no maximum changes with them. All of the block take part.
+// Brings the query rows of heads [first_head, first_head + kHeads) of the block's KV head to shared memory. In the place of
+// a head or a query that is not there, the last one that is there comes once more: that changes no maximum. All threads of
+// the block take part.
 template <int kHeads, bool kIsOfBounds>
 __device__ inline void bring_wide(const SearchCall& call, const SearchJob& job, int first_head) {
   constexpr int kRows = kHeads * kHeadRows;
@@ -75,13 +77,15 @@ __device__ inline uint32_t rows_at(const Places& places, int i) {
     return 0;
 }
 
-// Where rows of the next items of a warp are, found for all of them at once: finding one takes two loads, one behind the
-// other. The last bit of an address says that the row does not count; what is there may be read.
+// The addresses of the rows of a warp's next items. They are found for several items at once, as an address takes two loads
+// from memory, the second of which needs the first. If the last bit of an address is set, the row does not count, and its
+// address is that of another row, which may be read.
 inline constexpr int kFoundItems = 8;
 using FoundRows = uintptr_t[kFoundItems][kTileKeys];
 inline constexpr uintptr_t kCountsNot = 1;
 
-// The lane's two rows of item i. Items are asked for in their order. find(i, row): of row 0 .. 15.
+// The lane's two rows of item i. Items are asked for in their order. find(i, row) returns the address of row 0 .. 15 of item
+// i. Bit k of *there: whether the lane's k-th row counts.
 template <class Find>
 __device__ __forceinline__ RowPlaces find_item(FoundRows& found, int i, Find find, uint32_t* there) {
   const int lane = static_cast<int>(threadIdx.x % 32);
@@ -105,8 +109,8 @@ __device__ __forceinline__ RowPlaces find_item(FoundRows& found, int i, Find fin
   return places;
 }
 
-// Copies a step of the lane's two rows, its fourth of each, to a stage: pieces of 16 bytes, of which those of four lanes lie
-// side by side. to: where the lane's first piece goes. All warps of a warpgroup do.
+// Copies a step of the lane's two rows to a stage. Four lanes share a row: each copies every fourth piece of 16 bytes. to:
+// where the lane's first piece goes. All warps of a warpgroup call this.
 __device__ inline void copy_step(const RowPlaces& from, int step, int n_numbers, uint32_t to) {
   const int own = static_cast<int>(threadIdx.x % 4) * kEight + step * kWideStep;
 #pragma unroll
@@ -115,12 +119,12 @@ __device__ inline void copy_step(const RowPlaces& from, int step, int n_numbers,
     for (int j = 0; j < kPieces / 4; ++j)
       copy_async<16>((to ^ j * 64) + i * (8 * kSwizzledRow), from.codes[i] + 2 * (own + 32 * j), own + 32 * j < n_numbers);
 }
-// Where that is in a stage.
+// Where a lane's first piece is in a stage: bytes from its beginning.
 __device__ inline uint32_t own_piece() {
   const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32) % kGroupWarps;
   return swizzled(warp * kTileKeys + lane / 4, lane % 4);
 }
-// The stages take turns.
+// The stage behind `stage`, both as bytes from the first one.
 __device__ inline uint32_t next_stage(uint32_t stage) {
   return stage == (kWideStages - 1) * kWideStageBytes ? 0 : stage + kWideStageBytes;
 }
