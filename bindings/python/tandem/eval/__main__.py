@@ -33,7 +33,7 @@ def main(words: Sequence[str] | None = None) -> int:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
-        model = load(given.model, given.gguf_file)
+        model = load(given.model, given.gguf_file, given.device)
         evaluation = Evaluation(model, given, results)
     except (ModelError, ValueError) as error:
         _say(str(error))

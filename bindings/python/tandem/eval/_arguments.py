@@ -4,8 +4,9 @@ import argparse
 import pathlib
 from collections.abc import Callable, Sequence
 
-from ._retrieval import MAX_FACTS
+from ._retrieval import KINDS, MAX_FACTS, WAYS
 from ._settings import DEFAULTS, SettingError, check, parse
+from ._start import check_shared
 
 TASKS = ("perplexity", "mass", "retrieval", "speed")
 
@@ -20,12 +21,32 @@ def _lengths(text: str) -> list[int]:
     return sorted(set(lengths))
 
 
-def _tasks(text: str) -> list[str]:
-    names = [word.strip() for word in text.split(",")]
-    for name in names:
-        if name not in TASKS:
-            raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(TASKS)}")
-    return [name for name in TASKS if name in names]
+def _names_of(allowed: Sequence[str]) -> Callable[[str], list[str]]:
+    def names(text: str) -> list[str]:
+        given = [word.strip() for word in text.split(",")]
+        for name in given:
+            if name not in allowed:
+                raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(allowed)}")
+        return [name for name in allowed if name in given]
+    return names
+
+
+def _share(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a share above 0 and up to 1")
+    return value
+
+
+def _part(text: str) -> tuple[int, int]:
+    """1/4 to 4/4, as (0, 4) to (3, 4)."""
+    part, separator, n_parts = text.partition("/")
+    if not (separator and part.isdecimal() and n_parts.isdecimal() and 1 <= int(part) <= int(n_parts)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a part such as 1/4")
+    return int(part) - 1, int(n_parts)
 
 
 def _count(least: int, most: int = 1 << 30) -> Callable[[str], int]:
@@ -53,13 +74,27 @@ def parser() -> argparse.ArgumentParser:
                        "repeated; default: " + "; ".join(DEFAULTS))
     flags.add_argument("--contexts", type=_lengths, default=[2048], metavar="N,N,...", help="tokens before decode (2048)")
     flags.add_argument("--steps", type=_count(1), default=128, metavar="N", help="decode steps that are judged (128)")
-    flags.add_argument("--tasks", type=_tasks, default=list(TASKS), metavar="NAME,...", help="of " + ",".join(TASKS) + " (all)")
-    flags.add_argument("--samples", type=_count(1), default=8, metavar="N",
+    flags.add_argument("--tasks", type=_names_of(TASKS), default=list(TASKS), metavar="NAME,...", help="of " + ",".join(TASKS) + " (all)")
+    flags.add_argument("--passages", type=_count(1), default=1, metavar="N",
+                       help="texts to measure, from places of --text at equal distances, each with facts of its own (1)")
+    flags.add_argument("--part", type=_part, default=(0, 1), metavar="I/N",
+                       help="of the passages only the I-th and every N-th behind it, for several processes with an --out each (1/1)")
+    flags.add_argument("--shared-prefill", action="store_true", help="prefill each text once, densely; settings go on from there with "
+                       "the last 128 tokens of it. For settings of one storage")
+    flags.add_argument("--device", default="cpu", metavar="NAME", help="of the model, as PyTorch calls it (cpu)")
+    flags.add_argument("--samples", type=_count(0), default=8, metavar="N",
                        help="decode steps at which selections and attention weights are looked at (8)")
     flags.add_argument("--find-dense-layers", action="store_true", help="name the layers best left dense (dense_layers=0+1+11 "
                        "in a setting), by the attention weight that each setting leaves out there, and the bytes each costs")
     flags.add_argument("--facts", type=_count(1, MAX_FACTS), default=5, metavar="N",
                        help="depths of pass keys, and named numbers in a text (5)")
+    flags.add_argument("--kinds", type=_names_of(KINDS), default=list(KINDS), metavar="NAME,...", help="of facts: " + ",".join(KINDS)
+                       + " (all)")
+    flags.add_argument("--ways", type=_names_of(WAYS), default=list(WAYS[:2]), metavar="NAME,...", help="that questions come: of "
+                       + ",".join(WAYS) + " (" + ",".join(WAYS[:2]) + ")")
+    flags.add_argument("--until", type=_share, default=1.0, metavar="SHARE",
+                       help="facts stand in this first share of the text, to be outside of windows (1)")
+    flags.add_argument("--plain", action="store_true", help="chat models too go on with a sentence, without a chat template")
     flags.add_argument("--seed", type=_count(0), default=1, metavar="N", help="of what is planted (1)")
     flags.add_argument("--out", type=pathlib.Path, default=pathlib.Path("tandem-eval"), metavar="DIR",
                        help="folder for results.jsonl, table.md and pictures (tandem-eval)")
@@ -81,6 +116,13 @@ def parse_arguments(words: Sequence[str] | None) -> argparse.Namespace:
         if setting not in settings:
             settings.append(setting)
     given.setting = settings
+    if given.shared_prefill:
+        try:
+            check_shared(settings)
+        except SettingError as error:
+            flags.error(str(error))
+        if {"mass", "speed"} & set(given.tasks):
+            flags.error("--shared-prefill is for the tasks perplexity and retrieval")
     if given.find_dense_layers and "mass" not in given.tasks:
         flags.error("--find-dense-layers needs the task mass")
     if given.text is None:

@@ -2,21 +2,24 @@
 """The measurements of a run, in order: prefill, decode, retrieval and speed of each context. What is there is skipped."""
 import argparse
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from functools import partial
 from typing import Any
 
 import torch
 
-from ._language_model import LanguageModel
+from ._language_model import LanguageModel, close
 from ._perplexity import decode_dense, decode_setting, measure_prefill, sampled
 from ._progress import STEP_COST, Progress
 from ._results import Results
-from ._retrieval import ANSWER_TOKENS, QUESTION_TOKENS, WAYS, Haystack, depths, make, measure_retrieval
+from ._retrieval import ANSWER_TOKENS, QUESTION_TOKENS, Haystack, dense_ways, depths, make, measure_retrieval
 from ._settings import Setting
 from ._speed import BASELINES, ROUNDS, STEPS, Runner, measure_speed
+from ._start import OwnPrefill, SharedPrefill, Start
 
 DENSE = "dense"
+Job = tuple[float, str, Callable[[], None]]
 
 
 class Evaluation:
@@ -50,19 +53,30 @@ class Evaluation:
         self._common = {"model": model.name, "gguf_file": given.gguf_file, "of_bytes": model.is_of_bytes, "seed": given.seed,
                         "text_sha256": hashlib.sha256(given.characters.encode()).hexdigest()}
         self._progress = Progress(1)
+        part, n_parts = given.part
+        self._passages = range(part, given.passages, n_parts)
 
     def _what(self, measurement: str, setting: Setting | str | None, **more: Any) -> dict[str, Any]:
         shown = DENSE if setting is None else setting if isinstance(setting, str) else dict(setting.options)
         return {**self._common, "measurement": measurement, "setting": shown, **more}
 
+    def _place(self, context: int, passage: int) -> dict[str, Any]:
+        """What says where a measurement was made, for its line. One passage and own prefills are not mentioned."""
+        many = {"passage": passage, "n_passages": self._given.passages} if self._given.passages > 1 else {}
+        return {"context": context, **many, **({"shared_prefill": True} if self._given.shared_prefill else {})}
+
+    def _start(self, ids: torch.Tensor) -> Start:
+        return (SharedPrefill if self._given.shared_prefill else OwnPrefill)(self._model, ids, self._progress)
+
     def run(self) -> None:
         """All that is missing."""
-        jobs: list[tuple[float, str, Callable[[], None]]] = []
+        jobs: list[Job] = []
         for context in self._given.contexts:
-            if {"perplexity", "mass"} & set(self._given.tasks):
-                jobs += self._perplexity_jobs(context)
-            if "retrieval" in self._given.tasks:
-                jobs += self._retrieval_jobs(context)
+            for passage in self._passages:
+                if {"perplexity", "mass"} & set(self._given.tasks):
+                    jobs += self._perplexity_jobs(context, passage)
+                if "retrieval" in self._given.tasks:
+                    jobs += self._retrieval_jobs(context, passage)
             if "speed" in self._given.tasks:
                 jobs += self._speed_jobs(context)
         self._progress = Progress(sum(cost for cost, _, _ in jobs))
@@ -78,36 +92,43 @@ class Evaluation:
 
     # ---- perplexity and mass ----
 
-    def _perplexity_jobs(self, context: int) -> list[tuple[float, str, Callable[[], None]]]:
-        jobs: list[tuple[float, str, Callable[[], None]]] = []
-        if "perplexity" in self._given.tasks:
+    def _passage(self, passage: int, n_tokens: int) -> torch.Tensor:
+        """So many tokens; passages begin at equal distances, the first with the text, the last one ends with it."""
+        first = passage * (len(self._ids) - n_tokens) // max(self._given.passages - 1, 1)
+        return self._ids[first:first + n_tokens]
+
+    def _perplexity_jobs(self, context: int, passage: int) -> list[Job]:
+        jobs: list[Job] = []
+        if "perplexity" in self._given.tasks and not self._given.shared_prefill:
             stored = [one for one in dict.fromkeys(setting.stores_only for setting in self._settings)
-                      if not self._results.has(self._what("prefill", one, context=context))]
+                      if not self._results.has(self._what("prefill", one, **self._place(context, passage)))]
             if stored:
-                jobs.append((context * (len(stored) + 1.0), f"prefill of {context}", lambda: self._prefill(context, stored)))
-        missing = [setting for setting in self._settings if not self._results.has(self._decode_what(context, setting))]
+                jobs.append((context * (len(stored) + 1.0), f"prefill of {context}", partial(self._prefill, context, passage, stored)))
+        missing = [setting for setting in self._settings if not self._results.has(self._decode_what(context, passage, setting))]
         if missing:
             cost = (context + self._given.steps * STEP_COST) * (len(missing) + 1.0)
-            jobs.append((cost, f"decode after {context}", lambda: self._decode(context, missing)))
+            jobs.append((cost, f"decode after {context}", partial(self._decode, context, passage, missing)))
         return jobs
 
-    def _prefill(self, context: int, settings: list[Setting]) -> None:
-        for setting, figures in measure_prefill(self._model, self._ids[:context + 1], settings, self._progress):
-            self._add(self._what("prefill", setting, context=context), figures)
+    def _prefill(self, context: int, passage: int, settings: list[Setting]) -> None:
+        for setting, figures in measure_prefill(self._model, self._passage(passage, context + 1), settings, self._progress):
+            self._add(self._what("prefill", setting, **self._place(context, passage)), figures)
 
-    def _decode_what(self, context: int, setting: Setting | None) -> dict[str, Any]:
+    def _decode_what(self, context: int, passage: int, setting: Setting | None) -> dict[str, Any]:
         more = {} if setting is None else {"samples": self._given.samples, "with_mass": "mass" in self._given.tasks}
-        return self._what("decode", setting, context=context, steps=self._given.steps, **more)
+        return self._what("decode", setting, **self._place(context, passage), steps=self._given.steps, **more)
 
-    def _decode(self, context: int, settings: list[Setting]) -> None:
-        ids, samples = self._ids[:context + self._given.steps + 1], sampled(self._given.steps, self._given.samples)
+    def _decode(self, context: int, passage: int, settings: list[Setting]) -> None:
+        ids = self._passage(passage, context + self._given.steps + 1)
+        samples = sampled(self._given.steps, self._given.samples)
         with_weights = samples if "mass" in self._given.tasks else []
-        dense = decode_dense(self._model, ids, context, with_weights, self._progress)
-        self._add(self._decode_what(context, None), dense.figures)
-        for setting in settings:
-            self._progress.doing = f"decode after {context}: {setting.label}"
-            self._add(self._decode_what(context, setting),
-                      decode_setting(self._model, ids, setting, dense, samples, self._progress))
+        with closing(self._start(ids[:context])) as start:
+            dense = decode_dense(start, ids, context, with_weights)
+            self._add(self._decode_what(context, passage, None), dense.figures)
+            for setting in settings:
+                self._progress.doing = f"decode after {context}: {setting.label}"
+                self._add(self._decode_what(context, passage, setting),
+                          decode_setting(start, ids, setting, dense, samples))
 
     def _add(self, what: dict[str, Any], figures: dict[str, Any]) -> None:
         """Writes a line; dense attention's is computed again by a run that is resumed, and there already."""
@@ -116,30 +137,46 @@ class Evaluation:
 
     # ---- retrieval ----
 
-    def _retrieval_jobs(self, context: int) -> list[tuple[float, str, Callable[[], None]]]:
-        where = depths(self._given.facts)
-        jobs: list[tuple[float, str, Callable[[], None]]] = []
-        groups = [("pass key", [depth]) for depth in where] + [("named number", where)]
-        for kind, mine in groups:
-            haystack = make(self._model.tokenizer, self._given.characters, context, kind, mine, self._given.seed)
-            for setting in [None, *self._settings]:
-                ways = WAYS if setting is not None else WAYS[:1]
-                if all(self._results.has(self._fact_what(context, setting, haystack, (depth, way))) for depth in mine
-                       for way in ways):
-                    continue
-                name = f"{kind} in {context}: {DENSE if setting is None else setting.label}"
-                cost = context + len(mine) * len(ways) * STEP_COST * (QUESTION_TOKENS + ANSWER_TOKENS)
-                jobs.append((float(cost), name, partial(self._retrieval, context, setting, haystack)))
+    def _retrieval_jobs(self, context: int, passage: int) -> list[Job]:
+        given, jobs = self._given, list[Job]()
+        own = depths(given.facts, (passage + 0.5) / given.passages, given.until)  # of pass keys: another place in each passage
+        groups = [("pass key", [depth]) for depth in own] + [("named number", depths(given.facts, until=given.until))]
+        for kind, where in groups:
+            runners = [setting for setting in [None, *self._settings] if kind in given.kinds and not all(
+                self._results.has(self._fact_what(context, passage, setting, (kind, len(where)), (depth, way)))
+                for depth in where for way in self._ways(setting))]
+            if runners:
+                cost = context + len(runners) * len(where) * len(given.ways) * STEP_COST * (QUESTION_TOKENS + ANSWER_TOKENS)
+                jobs.append((float(cost), f"{kind} in {context}", partial(self._retrieval, context, passage, kind, where, runners)))
         return jobs
 
-    def _fact_what(self, context: int, setting: Setting | None, haystack: Haystack, asked: tuple[float, str]) -> dict[str, Any]:
-        return self._what("retrieval", setting, context=context, kind=haystack.kind, depth=asked[0], question=asked[1],
-                          n_facts=len(haystack.facts))
+    def _ways(self, setting: Setting | None) -> Sequence[str]:
+        return dense_ways(self._given.ways) if setting is None else list(self._given.ways)
 
-    def _retrieval(self, context: int, setting: Setting | None, haystack: Haystack) -> None:
-        for figures in measure_retrieval(self._model, haystack, setting, self._progress):
-            self._add(self._fact_what(context, setting, haystack, (figures.pop("depth"), figures.pop("question"))),
-                      figures)
+    def _fact_what(self, context: int, passage: int, setting: Setting | None, group: tuple[str, int],
+                   asked: tuple[float, str]) -> dict[str, Any]:
+        plain = {"plain": True} if self._given.plain else {}
+        return self._what("retrieval", setting, **self._place(context, passage), kind=group[0], n_facts=group[1], depth=asked[0],
+                          question=asked[1], **plain)
+
+    def _haystack(self, context: int, passage: int, kind: str, where: list[float]) -> Haystack:
+        given = self._given
+        first = passage * len(given.characters) // given.passages
+        text = given.characters[first:] + "\n" + given.characters[:first] if first else given.characters
+        return make(self._model.tokenizer, text, context, kind, where, f"{given.seed} {passage}" if passage else given.seed, given.plain)
+
+    def _retrieval(self, context: int, passage: int, kind: str, where: list[float], settings: list[Setting | None]) -> None:
+        haystack = self._haystack(context, passage, kind, where)
+        with closing(self._start(torch.tensor(haystack.body))) as start:
+            for setting in settings:
+                self._progress.doing = f"{kind} in {context}: {DENSE if setting is None else setting.label}"
+                past = start.cache(setting)
+                try:
+                    for figures in measure_retrieval(self._model, haystack, past, self._ways(setting), self._progress):
+                        asked = figures.pop("depth"), figures.pop("question")
+                        self._add(self._fact_what(context, passage, setting, (kind, len(where)), asked), figures)
+                finally:
+                    close(past)
 
     # ---- speed ----
 

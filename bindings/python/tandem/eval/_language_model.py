@@ -117,6 +117,12 @@ class LanguageModel:
                            dense_layers=setting.dense_layers, **options)
 
 
+def close(past: Any) -> None:
+    """Gives a cache's memory back; Transformers' own has nothing to close."""
+    if isinstance(past, TandemCache):
+        past.close()
+
+
 def token_bytes(past: TandemCache) -> list[int]:
     """Bytes of a token's keys and values in each layer."""
     assert past.cache is not None
@@ -142,8 +148,8 @@ def _has_tokenizer(name: str) -> bool:
     return not folder.is_dir() or any(folder.glob("token*")) or any(folder.glob("*.model")) or any(folder.glob("vocab*"))
 
 
-def load(name: str, gguf_file: str | None) -> LanguageModel:
-    """Loads a model from a folder or by its hub name.
+def load(name: str, gguf_file: str | None, device: str = "cpu") -> LanguageModel:
+    """Loads a model from a folder or by its hub name, onto a device.
 
     Raises
     ------
@@ -159,4 +165,4 @@ def load(name: str, gguf_file: str | None) -> LanguageModel:
         model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32, attn_implementation="eager", **options)
     except (OSError, ValueError, ImportError, KeyError) as error:
         raise error if isinstance(error, ModelError) else ModelError(f"{name}: {error}") from error
-    return LanguageModel(model, Tokenizer(own), name)
+    return LanguageModel(model.to(device), Tokenizer(own), name)

@@ -10,11 +10,12 @@ from typing import Any
 
 import torch
 
-from ._language_model import LanguageModel, memory
+from ._language_model import LanguageModel, close, memory
 from ._mass import Floats, Selected
 from ._progress import Progress
 from ._scores import Scores
 from ._settings import Setting
+from ._start import Start
 
 _CHUNK = 512  # tokens whose logits are in memory at a time
 
@@ -35,12 +36,7 @@ def measure_prefill(model: LanguageModel, ids: torch.Tensor, settings: list[Sett
             progress.prefill(len(chunk))
     for setting, past, scores in runs:
         yield setting, {**scores.figures(), **memory(past)}
-        _close(past)
-
-
-def _close(past: Any) -> None:
-    if hasattr(past, "close"):
-        past.close()
+        close(past)
 
 
 @dataclass(frozen=True)
@@ -64,52 +60,53 @@ class Dense:
 
 def sampled(n_steps: int, n_samples: int) -> list[int]:
     """Steps at even distances, the last one among them."""
-    n_samples = min(n_samples, n_steps)
+    n_samples = min(n_samples, n_steps)  # may be 0
     return [(i + 1) * n_steps // n_samples - 1 for i in range(n_samples)]
 
 
-def decode_dense(model: LanguageModel, ids: torch.Tensor, n_context: int, with_weights: list[int], progress: Progress) -> Dense:
-    """Prefills ids[:n_context], then one step for each further token but the last; weights of the steps that are named."""
-    past = model.new_cache(None)
-    model.prefill(ids[:n_context], past)
-    progress.prefill(n_context)
+def _read(stats: Any) -> dict[str, int]:
+    """Bytes of keys and values so far: attended, judged by the stages of "hip", and what dense attention would have read."""
+    return {"read": stats.resident_kv_bytes_read + stats.host_kv_bytes_read, "judged": stats.judged_kv_bytes, "dense": stats.dense_kv_bytes}
+
+
+def decode_dense(start: Start, ids: torch.Tensor, n_context: int, with_weights: list[int]) -> Dense:
+    """Goes on behind ids[:n_context], one step for each further token but the last; weights of the steps that are named."""
+    past = start.cache(None)
     logits, weights = [], {}
     for i in range(len(ids) - n_context - 1):
         wanted = {"output_attentions": True} if i in with_weights else {}
-        output = model.forward(ids[n_context + i:n_context + i + 1], past, 1, **wanted)
+        output = start.model.forward(ids[n_context + i:n_context + i + 1], past, 1, **wanted)
         logits.append(output.logits[0, -1].float())
         if wanted:
             weights[i] = [layer[0, :, -1].double().cpu().numpy() for layer in output.attentions]
-        progress.steps()
+        start.progress.steps()
     scores, stacked = Scores(), torch.stack(logits)
     scores.add(stacked, stacked, ids[n_context + 1:])
-    return Dense(stacked, weights, {**scores.figures(), **memory(past)})
+    figures = {**scores.figures(), **memory(past)}
+    close(past)
+    return Dense(stacked, weights, figures)
 
 
-def decode_setting(model: LanguageModel, ids: torch.Tensor, setting: Setting, dense: Dense, samples: list[int],
-                   progress: Progress) -> dict[str, Any]:
+def decode_setting(start: Start, ids: torch.Tensor, setting: Setting, dense: Dense, samples: list[int]) -> dict[str, Any]:
     """The same steps under a setting, and what its selections keep at the sampled ones."""
     n_steps = len(dense.logits)
     n_context = len(ids) - n_steps - 1
-    past, scores, selected = model.new_cache(setting), Scores(), Selected()
+    past, scores, selected = start.cache(setting), Scores(), Selected()
     try:
-        model.prefill(ids[:n_context], past)
-        progress.prefill(n_context)
-        before, passed = past.session.stats(), 0.0
+        before, passed = _read(past.session.stats()), 0.0
         for i in range(n_steps):
             if i in samples:
                 selected.add(past, setting, dense.weights.get(i))
             started = time.perf_counter()
-            logits = model.step(ids[n_context + i:n_context + i + 1], past)
+            logits = start.model.step(ids[n_context + i:n_context + i + 1], past)
             passed += time.perf_counter() - started
             scores.add(logits[None], dense.logits[i:i + 1], ids[n_context + i + 1:n_context + i + 2])
-            progress.steps()
-        after = past.session.stats()
-        read = after.resident_kv_bytes_read + after.host_kv_bytes_read - before.resident_kv_bytes_read - before.host_kv_bytes_read
-        all_of_it = after.dense_kv_bytes - before.dense_kv_bytes
+            start.progress.steps()
+        after = _read(past.session.stats())
+        made = {name: after[name] - before[name] for name in after}
         host = past.cache.stats()
-        return {**scores.figures(), **selected.figures(), "kv_bytes_read_per_step": read / n_steps,
-                "kv_bytes_read_share": read / all_of_it, **memory(past),
-                "session_bytes": host.host_session_bytes + host.selection_bytes, "s_per_step": passed / n_steps}
+        return {**scores.figures(), **selected.figures(), "kv_bytes_read_per_step": made["read"] / n_steps,
+                "kv_bytes_read_share": made["read"] / made["dense"], "kv_bytes_judged_share": made["judged"] / made["dense"],
+                **memory(past), "session_bytes": host.host_session_bytes + host.selection_bytes, "s_per_step": passed / n_steps}
     finally:
         past.close()

@@ -2,29 +2,35 @@
 """Retrieval: facts planted in a text at several depths, and asked for at its end.
 
 Two kinds: a pass key, one in a text, so that each depth has a text of its own; and named numbers, several in one text, which are
-asked by name. Chat models get text and question as one message in their template. The text is prefilled; each question goes on
-from a fork of it, in two ways. "appended": in one call, as chat programs do. Such a call attends every key under each policy, and
-hgca then judges all keys by what the question attended. "decoded": token by token, as if the model had come upon the question by
-itself. Then hgca has what it kept before it knew the question.
+asked by name. Chat models get text and question as one message in their template, unless they are asked plainly: to go on with
+the sentence. Questions come behind the text in three ways:
+
+appended    In one call, as chat programs do. Such a call attends every key under each policy but "hip", and "hgca" then judges all
+            keys by what the question attended. Each question goes on from a fork of the text.
+decoded     Token by token, as if the model had come upon the question by itself. Then "hgca" has what it kept before it knew it.
+in a row    Token by token, one question behind the other in random order, with the answers that were given between them.
 """
 import copy
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from ._language_model import LanguageModel, Tokenizer
+from ._language_model import LanguageModel, Tokenizer, close
 from ._progress import Progress
-from ._settings import Setting
 
 _NAMES = ("amber", "cedar", "ember", "granite", "harbor", "indigo", "jasmine", "lantern", "maple", "nickel", "opal", "pepper",
           "quartz", "raven", "saffron", "timber", "umber", "velvet", "willow", "zephyr")
-MAX_FACTS = len(_NAMES)
-ANSWER_TOKENS = 12  # enough for five digits in a short sentence; models of words may say more before them
+_MORE_NAMES = ("anchor", "beacon", "candle", "dolphin", "engine", "falcon", "garden", "helmet", "island", "jacket", "kettle", "ladder",
+               "magnet", "needle", "orchid", "pebble", "rabbit", "saddle", "temple", "valley")  # for texts of more facts than 20
+MAX_FACTS = len(_NAMES) + len(_MORE_NAMES)
+KINDS = ("pass key", "named number")
+ANSWER_TOKENS = 12  # at most: enough for five digits in a short sentence; models of words may say more before them
 QUESTION_TOKENS = 24  # what progress takes a question for
-WAYS = ("appended", "decoded")
+IN_A_ROW = "in a row"
+WAYS = ("appended", "decoded", IN_A_ROW)
 
 
 @dataclass(frozen=True)
@@ -58,21 +64,21 @@ class Haystack:
     questions: list[list[int]]
 
 
-def depths(n: int) -> list[float]:
-    """Shares of the text before each of n facts: the middles of n equal parts."""
-    return [(i + 0.5) / n for i in range(n)]
+def depths(n: int, shift: float = 0.5, until: float = 1.0) -> list[float]:
+    """Shares of the text before each of n facts: each in one of n equal parts of [0, until), `shift` of the part's way into it."""
+    return [(i + shift) / n * until for i in range(n)]
 
 
-def _facts(kind: str, is_chat: bool, where: list[float], chance: random.Random) -> list[Fact]:
+def _facts(kind: str, is_asked: bool, where: list[float], chance: random.Random) -> list[Fact]:
     """Plain models go on with the sentence, as examples/models/pico was taught; chat models are asked."""
-    found = []
-    for depth, name in zip(where, chance.sample(_NAMES, len(where)), strict=True):
+    found, names = [], _NAMES if len(where) <= len(_NAMES) else _NAMES + _MORE_NAMES
+    for depth, name in zip(where, chance.sample(names, len(where)), strict=True):
         answer = str(chance.randrange(10000, 100000))
         thing = "pass key" if kind == "pass key" else f"number of {name}"
         sentence = (f"\nThe pass key is {answer}. Remember it. {answer} is the pass key.\n" if kind == "pass key"
                     else f"\nThe number of {name} is {answer}.\n")
         question = f"\nWhat is the {thing}?"
-        if not is_chat:
+        if not is_asked:
             question += " The pass key is " if kind == "pass key" else " It is "
         found.append(Fact(sentence, question, answer, depth))
     return found
@@ -91,17 +97,20 @@ def _planted(text: str, facts: list[Fact]) -> str:
     return text
 
 
-def _tokens(tokenizer: Tokenizer, text: str, facts: list[Fact]) -> tuple[list[int], list[list[int]]]:
+def _tokens(tokenizer: Tokenizer, text: str, facts: list[Fact], is_asked: bool) -> tuple[list[int], list[list[int]]]:
     planted = _planted(text, facts)
-    if not tokenizer.has_chat:
-        return tokenizer.tokens(planted), [tokenizer.tokens(fact.question, False) for fact in facts]
+    if not is_asked:
+        # A tokenizer of words has the space in the token that follows it.
+        questions = [fact.question if tokenizer.own is None else fact.question.rstrip(" ") for fact in facts]
+        return tokenizer.tokens(planted), [tokenizer.tokens(question, False) for question in questions]
     whole = [tokenizer.chat(planted + fact.question) for fact in facts]
     at = [one.rindex(fact.question) for one, fact in zip(whole, facts, strict=True)]
     return (tokenizer.tokens(whole[0][:at[0]], False),
             [tokenizer.tokens(one[place:], False) for one, place in zip(whole, at, strict=True)])
 
 
-def make(tokenizer: Tokenizer, text: str, n_context: int, kind: str, where: list[float], seed: int) -> Haystack:
+def make(tokenizer: Tokenizer, text: str, n_context: int, kind: str, where: list[float], seed: int | str,
+         plain: bool = False) -> Haystack:
     """A text of at most `n_context` tokens with questions and answers. Depths and seed say all of it.
 
     Raises
@@ -109,11 +118,13 @@ def make(tokenizer: Tokenizer, text: str, n_context: int, kind: str, where: list
     ValueError
         The text is too short.
     """
-    facts = _facts(kind, tokenizer.has_chat, where, random.Random(f"{seed} {n_context} {kind} {where}"))
+    is_asked = tokenizer.has_chat and not plain
+    facts = _facts(kind, is_asked, where, random.Random(f"{seed} {n_context} {kind} {where}"))
+    text = text[:16 * n_context]
     low, high = 0, len(text)
 
     def fits(n_chars: int) -> tuple[int, list[int], list[list[int]]]:
-        body, questions = _tokens(tokenizer, text[:n_chars], facts)
+        body, questions = _tokens(tokenizer, text[:n_chars], facts, is_asked)
         return len(body) + max(map(len, questions)) + ANSWER_TOKENS, body, questions
 
     if fits(high)[0] < n_context:
@@ -129,17 +140,26 @@ def _fork(past: Any) -> Any:
     return past.fork() if hasattr(past, "fork") else copy.deepcopy(past)
 
 
+def _ends(said: str) -> bool:
+    """Whether a number in what was said is complete. A comma may be within it."""
+    digits = [place for place, char in enumerate(said) if char.isdigit()]
+    return bool(digits) and any(not char.isdigit() and char != "," for char in said[digits[0]:])
+
+
 def _ask(model: LanguageModel, past: Any, question: list[int], way: str) -> str:
-    """The most likely tokens after the question."""
+    """The most likely tokens after the question, up to the end of the first number. In a row the cache has all of them."""
     size = len(question) if way == "appended" else 1
     for first in range(0, len(question), size):
         logits = model.step(torch.tensor(question[first:first + size]), past)
     answer: list[int] = []
-    for _ in range(ANSWER_TOKENS):
+    while True:
         answer.append(int(logits.argmax()))
-        if len(answer) < ANSWER_TOKENS:
+        said = model.tokenizer.text(answer)
+        is_last = len(answer) == ANSWER_TOKENS or _ends(said)
+        if not is_last or way == IN_A_ROW:
             logits = model.step(torch.tensor(answer[-1:]), past)
-    return model.tokenizer.text(answer)
+        if is_last:
+            return said
 
 
 def is_right(said: str, answer: str) -> bool:
@@ -153,24 +173,33 @@ def is_right(said: str, answer: str) -> bool:
     return digits == answer
 
 
-def measure_retrieval(model: LanguageModel, haystack: Haystack, setting: Setting | None,
+def dense_ways(ways: Sequence[str]) -> list[str]:
+    """To dense attention a question is the same in one call and token by token."""
+    apart = [way for way in ways if way != IN_A_ROW][:1]
+    return apart + [way for way in ways if way == IN_A_ROW]
+
+
+def measure_retrieval(model: LanguageModel, haystack: Haystack, past: Any, ways: Sequence[str],
                       progress: Progress) -> Iterator[dict[str, Any]]:
-    """Asks for each fact in each way. Yields depth, way, and whether the answer was right."""
-    past = model.new_cache(setting)
-    try:
-        model.prefill(torch.tensor(haystack.body), past)
-        progress.prefill(len(haystack.body))
-        for fact, question in zip(haystack.facts, haystack.questions, strict=True):
-            for way in WAYS if setting is not None else WAYS[:1]:  # to dense attention they are the same
-                fork = _fork(past)
+    """Asks for each fact in each way behind the text that `past` holds. Yields depth, way, and whether the answer was right."""
+    asked = list(zip(haystack.facts, haystack.questions, strict=True))
+    in_a_row = random.Random(len(haystack.body)).sample(asked, len(asked))
+
+    def answered(fact: Fact, question: list[int], way: str, cache: Any) -> dict[str, Any]:
+        said = _ask(model, cache, question, way)
+        progress.steps(QUESTION_TOKENS + ANSWER_TOKENS)
+        return {"depth": fact.depth, "question": way, "answer": fact.answer, "said": said, "right": is_right(said, fact.answer)}
+
+    for way in ways:
+        row = _fork(past) if way == IN_A_ROW else None
+        try:
+            for fact, question in in_a_row if way == IN_A_ROW else asked:
+                fork = row or _fork(past)
                 try:
-                    said = _ask(model, fork, question, way)
+                    yield answered(fact, question, way, fork)
                 finally:
-                    if setting is not None:
-                        fork.close()
-                progress.steps(QUESTION_TOKENS + ANSWER_TOKENS)
-                yield {"depth": fact.depth, "question": way, "answer": fact.answer, "said": said,
-                       "right": is_right(said, fact.answer)}
-    finally:
-        if setting is not None:
-            past.close()
+                    if row is None:
+                        close(fork)
+        finally:
+            if row is not None:
+                close(row)

@@ -12,10 +12,11 @@ from .._errors import TandemError
 from .._model import Layer, Model
 from .._options import CacheOptions, SessionOptions
 from .._session import Session
+from ._pruning_text import pruning_of
 
 _PLAIN = (str, int, float)  # lists of one value a layer have no short text
 _STORAGE = {name: kind for name, kind in get_type_hints(CacheOptions).items() if kind in _PLAIN}
-_SESSION = {name: kind for name, kind in get_type_hints(SessionOptions).items() if kind in _PLAIN} | {"pruning": str}  # a preset
+_SESSION = {name: kind for name, kind in get_type_hints(SessionOptions).items() if kind in _PLAIN} | {"pruning": str}  # see _pruning_text
 _DENSE = "dense_layers"  # of a TandemCache, which makes layer_policies of it
 KNOWN = {**_SESSION, **_STORAGE, _DENSE: tuple}
 DEFAULTS = ("policy=all", "policy=hgca,window_tokens=512", "policy=streaming,window_tokens=512", "k_type=q8_0,k_rotation=none",
@@ -47,7 +48,7 @@ class Setting:
     @property
     def session(self) -> dict[str, Any]:
         """Options that say which keys are attended."""
-        return {name: value for name, value in self.options if name in _SESSION}
+        return {name: pruning_of(value) if name == "pruning" else value for name, value in self.options if name in _SESSION}
 
     @property
     def dense_layers(self) -> tuple[int, ...]:
@@ -93,6 +94,11 @@ def _value(name: str, text: str) -> Any:
     kind = KNOWN[name]
     if name == _DENSE:
         return _layers(text)
+    if name == "pruning":
+        try:
+            pruning_of(text)
+        except ValueError as error:
+            raise SettingError(f"pruning = {text!r}: {error}") from None
     try:
         return kind(text)
     except ValueError:

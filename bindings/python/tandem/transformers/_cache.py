@@ -103,7 +103,8 @@ class TandemCache(Refusals):
         self.engine = engine
         self.cache: Cache | None = None
         self.session: Session | None = None
-        self._owns = False  # of those that share cache and session: the one that closes them
+        self._made_for: tuple[Any, bool] = (None, False)  # the model's configuration, and whether tensors are on a GPU
+        self._owns = self._owns_session = False  # of those that share cache or session: the one that closes it
         self._held = Held()
         self._changes = Changes()  # of all that share the session
         self._pending: int | None = None  # a layer whose update has not been attended
@@ -143,17 +144,21 @@ class TandemCache(Refusals):
         layers = layers_of(config, call) if self._given is None else self._given
         engine = self.engine or _shared_engine("cuda" if call.key.device.type == "cuda" else None)
         storage: CacheOptions = {"k_type": stored, **self._storage}
-        by_layer: SessionOptions = {}
-        if self._dense_layers:
-            by_layer["layer_policies"] = policies_of(self._dense_layers, self._options.get("policy") or "all", len(layers))
         cache = Cache(engine, Model(layers), **storage)
         # A pass is a step, and between the layers of one on the CPU PyTorch's threads need the cores.
-        options: SessionOptions = {"sleep_between_calls": call.key.device.type == "cpu", **self._options, **by_layer}
+        self._options = {"sleep_between_calls": call.key.device.type == "cpu", **self._options}
+        self._made_for = (config, call.key.device.type == "cuda")
+        self.session = self._new_session(cache)
+        self.engine, self.cache, self._owns, self._owns_session = engine, cache, True, True
+
+    def _new_session(self, cache: Cache) -> Session:
+        options: SessionOptions = {**self._options}
+        if self._dense_layers:
+            options["layer_policies"] = policies_of(self._dense_layers, options.get("policy") or "all", len(cache.layers))
         given = options.get("layer_policies")
         policies = [options.get("policy") or "all"] if given is None else listed("layer_policies", given)
-        options["window_tokens"] = window_of(options["window_tokens"], policies, config, call.key.device.type == "cuda")
-        self.session = Session(cache, **options)
-        self.engine, self.cache, self._owns = engine, cache, True
+        options["window_tokens"] = window_of(options["window_tokens"], policies, *self._made_for)
+        return Session(cache, **options)
 
     def _begin(self, config: Any, call: Call) -> Pass:
         config = text_config(config)
@@ -369,15 +374,35 @@ class TandemCache(Refusals):
                 raise invalid("indices", f"has shape {list(indices.shape)}, the cache has {len(self._held.sequences)} rows")
             self._take_rows("indices", (indices.nonzero()[:, 0] if indices.dtype == torch.bool else indices).tolist())
 
-    def fork(self) -> "TandemCache":
-        """A cache of the same tokens; pages are shared, and copied when one side writes. It shares the session too."""
+    def fork(self, **options: Any) -> "TandemCache":
+        """A cache of the same tokens; pages are shared, and copied when one side writes.
+
+        Parameters
+        ----------
+        **options
+            None: the fork shares the session too. Else it has one of its own, with these options of a :class:`TandemCache`
+            (``window``, ``dense_layers`` and the session's): tokens that were prefilled once go on under another policy. Policies
+            that judge keys by earlier queries ("hgca") begin without any. Close such a fork before this cache.
+
+        Raises
+        ------
+        InvalidStateError
+            There are options, and no pass yet.
+        """
         self._settle()
-        other = TandemCache(engine=self.engine, layers=self._given, storage=self._storage, dense_layers=self._dense_layers)
-        other._options, other.cache, other.session = self._options, self.cache, self.session
+        if options and self.cache is None:
+            raise _state_error("fork: before the first pass there are no tokens to go on with under other options")
+        other = TandemCache(engine=self.engine, layers=self._given, storage=self._storage, **(
+            {"sleep_between_calls": self._options["sleep_between_calls"], **options} if options else {}))
+        other.cache, other.session, other._changes = self.cache, self.session, self._changes
+        other._made_for = self._made_for
+        if not options:
+            other._options, other._dense_layers = self._options, self._dense_layers
+        elif self.cache is not None:
+            other.session, other._changes, other._owns_session = other._new_session(self.cache), Changes(), True
         held = self._held
         other._held = Held([sequence.fork() for sequence in held.sequences], list(held.lengths), held.columns,
                            None if held.mask is None else held.mask.clone())
-        other._changes = self._changes
         return other
 
     def __copy__(self) -> "TandemCache":
@@ -390,8 +415,9 @@ class TandemCache(Refusals):
     def close(self) -> None:
         """Give the memory back, that of forks too where this cache is the one that they came from."""
         self.reset()
-        if self._owns and self.cache is not None and self.session is not None:
+        if self._owns_session and self.session is not None:
             self.session.close()
+        if self._owns and self.cache is not None:
             self.cache.close()
         self.cache = self.session = None
 
