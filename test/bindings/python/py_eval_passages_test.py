@@ -84,11 +84,23 @@ def test_depths_move_from_passage_to_passage():
     found = [depth for passage in range(4) for depth in _retrieval.depths(1, (passage + 0.5) / 4, 0.8)]
     assert found == pytest.approx([0.1, 0.3, 0.5, 0.7])
     assert _retrieval.depths(2, until=0.8) == pytest.approx([0.2, 0.6])
+    assert _retrieval.depths(2, until=0.8, after=0.4) == pytest.approx([0.5, 0.7])
 
 
 def test_forty_facts_have_forty_names():
-    haystack = _retrieval.make(Tokenizer(), "a line of the text\n" * 800, 12000, "named number", _retrieval.depths(40), 1)
+    haystack = _retrieval.make(Tokenizer(), "a line of the text\n" * 800, 12000, _retrieval.Planting("named number", _retrieval.depths(40), 1))
     assert len({fact.question for fact in haystack.facts}) == 40 == len({fact.sentence for fact in haystack.facts})
+
+
+def test_numbers_have_the_names_that_are_given(capsys, tmp_path):
+    planting = _retrieval.Planting("named number", _retrieval.depths(2), 1, ["river", "tower"])
+    haystack = _retrieval.make(Tokenizer(), "a line of the text\n" * 100, 1500, planting)
+    assert {fact.question for fact in haystack.facts} == {f"\nWhat is the number of {name}? It is " for name in ("river", "tower")}
+    for words in (["--names", "river", "--facts", "2"], ["--names", "river,river"], ["--names", "a river"], ["--after", "0.5", "--until", "0.5"],
+                  ["--after", "1.5"]):
+        with pytest.raises(SystemExit, match="2"):
+            main(["model", "--text", __file__, *words, "--out", str(tmp_path)])
+        assert words[0] in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("said, ends", [("731", False), ("73194.", True), ("It is 73,194", False), ("73,194 x", True), ("", False)])
@@ -110,7 +122,7 @@ class Parrot:
 
 
 def test_questions_in_a_row_follow_each_other_in_one_cache():
-    haystack = _retrieval.make(Tokenizer(), "a line of the text\n" * 100, 1500, "named number", _retrieval.depths(3), 1)
+    haystack = _retrieval.make(Tokenizer(), "a line of the text\n" * 100, 1500, _retrieval.Planting("named number", _retrieval.depths(3), 1))
     parrot = Parrot()
     found = list(_retrieval.measure_retrieval(parrot, haystack, {}, ["in a row"], Progress(1)))
     order = [haystack.facts[[fact.depth for fact in haystack.facts].index(one["depth"])] for one in found]
@@ -120,20 +132,27 @@ def test_questions_in_a_row_follow_each_other_in_one_cache():
     parrot.came.clear()
     list(_retrieval.measure_retrieval(parrot, haystack, {}, ["appended"], Progress(1)))
     assert parrot.came[0] == haystack.facts[0].question
-    assert _retrieval.dense_ways(["appended", "decoded", "in a row"]) == ["appended", "in a row"]
+    parrot.came.clear()
+    list(_retrieval.measure_retrieval(parrot, haystack, {}, ["appended in a row"], Progress(1)))
+    assert [one for one in parrot.came if len(one) > 1] == [fact.question for fact in order]
+    assert "".join(parrot.came) == "".join(fact.question + "12345." for fact in order)
+    assert _retrieval.dense_ways(["appended", "decoded", "in a row", "appended in a row"]) == ["appended", "in a row"]
+    assert _retrieval.dense_ways(["appended in a row"]) == ["appended in a row"]
 
 
 def test_pico_finds_numbers_in_a_row(tmp_path):
     text = tmp_path / "words.txt"
     text.write_text((ROOT / "examples/data/haystack.txt").read_text()[:6000])
     assert main([str(ROOT / "examples/models/pico"), "--text", str(text), "--contexts", "1200", "--tasks", "retrieval", "--facts", "3",
-                 "--kinds", "named number", "--ways", "decoded,in a row", "--until", "0.6", "--shared-prefill", "--out", str(tmp_path),
+                 "--kinds", "named number", "--names", "river,tower,amber", "--ways", "decoded,in a row,appended in a row",
+                 "--after", "0.1", "--until", "0.6", "--shared-prefill", "--out", str(tmp_path),
                  "--setting", "policy=hip,pruning=dense+64/128/bounds:8:256:1", "--setting", "policy=streaming,window_tokens=128"]) == 0
     right = {}
     for line in lines_of(tmp_path):
         setting = line["what"]["setting"]
         right.setdefault((setting if isinstance(setting, str) else setting["policy"], line["what"]["question"]), []).append(
             line["figures"]["right"])
-    assert right["dense", "decoded"] == right["hip", "decoded"] == right["hip", "in a row"] == [True] * 3
+    assert right["dense", "decoded"] == right["hip", "decoded"] == right["hip", "in a row"] == right["hip", "appended in a row"] == [True] * 3
     assert not any(right["streaming", "decoded"] + right["streaming", "in a row"])
-    assert "3 named numbers, 1,200 tokens, questions in a row" in (tmp_path / "table.md").read_text()
+    table = (tmp_path / "table.md").read_text()
+    assert "3 named numbers, 1,200 tokens, questions in a row" in table and "questions appended in a row" in table

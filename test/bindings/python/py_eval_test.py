@@ -340,16 +340,16 @@ def test_answers(said, right):
 
 def test_haystack_is_as_long_as_wanted_and_has_facts_at_their_depths():
     text, where = ("a line of the text\n" * 400), _retrieval.depths(4)
-    haystack = _retrieval.make(Tokenizer(), text, 4000, "named number", where, 1)
+    haystack = _retrieval.make(Tokenizer(), text, 4000, _retrieval.Planting("named number", where, 1))
     body = bytes(haystack.body).decode()
     longest = max(map(len, haystack.questions))
     assert 4000 - 20 < len(body) + longest + _retrieval.ANSWER_TOKENS <= 4000
     for fact, depth in zip(haystack.facts, where, strict=True):
         assert abs(body.index(fact.sentence) / len(body) - depth) < 0.03
-    assert haystack == _retrieval.make(Tokenizer(), text, 4000, "named number", where, 1)
-    assert haystack != _retrieval.make(Tokenizer(), text, 4000, "named number", where, 2)
+    assert haystack == _retrieval.make(Tokenizer(), text, 4000, _retrieval.Planting("named number", where, 1))
+    assert haystack != _retrieval.make(Tokenizer(), text, 4000, _retrieval.Planting("named number", where, 2))
     with pytest.raises(ValueError, match="--text"):
-        _retrieval.make(Tokenizer(), text[:200], 4000, "pass key", [0.5], 1)
+        _retrieval.make(Tokenizer(), text[:200], 4000, _retrieval.Planting("pass key", [0.5], 1))
 
 
 class Chat:
@@ -366,7 +366,7 @@ class Chat:
 
 
 def test_chat_models_get_one_message():
-    haystack = _retrieval.make(Tokenizer(Chat()), "a line of the text\n" * 40, 600, "named number", [0.25, 0.75], 1)
+    haystack = _retrieval.make(Tokenizer(Chat()), "a line of the text\n" * 40, 600, _retrieval.Planting("named number", [0.25, 0.75], 1))
     assert bytes(haystack.body).startswith(b"<user>a line")
     for fact, question in zip(haystack.facts, haystack.questions, strict=True):
         assert bytes(question).decode() == fact.question + "</user><assistant>" and fact.question.endswith("?")

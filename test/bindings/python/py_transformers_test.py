@@ -7,6 +7,7 @@ from hf_common import DEVICES, FAMILIES, batch, needs_cuda, new_cache, run, torc
 from hf_gate import assert_within_gate, models
 
 import tandem
+from tandem.transformers import TandemCache
 
 LENS = [21, 9] + [1] * 7  # a prompt, a second turn, decode
 TYPES = [torch.float32, torch.bfloat16]
@@ -129,6 +130,36 @@ def test_a_copy_is_a_fork(make):
     assert not past.session.closed
     past.close()
     assert past.session is None and past.sequences == []
+
+
+_FOUR_KEYS = tandem.PruningRecord([tandem.PruningStage("exact", 1, 4)], 1, 4)  # and four of the window, and a sink
+
+
+@pytest.mark.parametrize("options", [{"policy": "all", "window": 9}, {"policy": "hip", "pruning": tandem.Pruning(decode=[_FOUR_KEYS])},
+                                     {"policy": "hip", "pruning": tandem.Pruning(decode=[_FOUR_KEYS]), "dense_layers": [1]}],
+                         ids=["all", "hip", "dense layers"])
+def test_a_fork_goes_on_under_another_policy(options):
+    """As a cache does that had the policy from the beginning, where the prompt attends every key under both."""
+    mine, _, _ = models("llama", torch.float32, "cpu")
+    ids, past, own = batch("cpu")[0][:1], new_cache(), TandemCache(**options)
+    with torch.no_grad():
+        for cache in (past, own):
+            mine(ids[:, :30], past_key_values=cache)
+        before, other = past.sequences[0].digest(), past.fork(**options)
+        for i in range(30, 37):
+            ours, theirs = (mine(ids[:, i:i + 1], past_key_values=cache).logits for cache in (other, own))
+            torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-4)
+    for layer_idx in range(4):
+        attended = [cache.session.selection(cache.sequences[0], layer_idx=layer_idx)[0] for cache in (other, own)]
+        assert attended[0].tolist() == attended[1].tolist()
+        assert len(attended[0]) == (9 if options["policy"] == "hip" and layer_idx not in options.get("dense_layers", ()) else 37)
+    assert other.session is not past.session and other.cache is past.cache
+    assert past.get_seq_length() == 30 and past.sequences[0].digest() == before
+    session = other.session
+    other.close()
+    assert session.closed and not past.session.closed and not past.cache.closed
+    with pytest.raises(tandem.InvalidStateError, match="fork: before the first pass"):
+        new_cache().fork(policy="all")
 
 
 def test_reset_begins_anew():

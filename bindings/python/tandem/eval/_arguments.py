@@ -31,13 +31,20 @@ def _names_of(allowed: Sequence[str]) -> Callable[[str], list[str]]:
     return names
 
 
+def _words(text: str) -> list[str]:
+    words = text.split(",")
+    if not all(word.isalpha() for word in words) or len(set(words)) < len(words):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of different words such as amber,castle")
+    return words
+
+
 def _share(text: str) -> float:
     try:
         value = float(text)
     except ValueError:
         value = -1.0
-    if not 0 < value <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a share above 0 and up to 1")
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a share from 0 to 1")
     return value
 
 
@@ -90,8 +97,12 @@ def parser() -> argparse.ArgumentParser:
                        help="depths of pass keys, and named numbers in a text (5)")
     flags.add_argument("--kinds", type=_names_of(KINDS), default=list(KINDS), metavar="NAME,...", help="of facts: " + ",".join(KINDS)
                        + " (all)")
+    flags.add_argument("--names", type=_words, default=[], metavar="WORD,...",
+                       help="of numbers, such as a model was taught; at least as many as --facts (words of ours)")
     flags.add_argument("--ways", type=_names_of(WAYS), default=list(WAYS[:2]), metavar="NAME,...", help="that questions come: of "
                        + ",".join(WAYS) + " (" + ",".join(WAYS[:2]) + ")")
+    flags.add_argument("--after", type=_share, default=0.0, metavar="SHARE",
+                       help="facts stand behind this first share of the text, and so nearer than the longest distances (0)")
     flags.add_argument("--until", type=_share, default=1.0, metavar="SHARE",
                        help="facts stand in this first share of the text, to be outside of windows (1)")
     flags.add_argument("--plain", action="store_true", help="chat models too go on with a sentence, without a chat template")
@@ -123,6 +134,10 @@ def parse_arguments(words: Sequence[str] | None) -> argparse.Namespace:
             flags.error(str(error))
         if {"mass", "speed"} & set(given.tasks):
             flags.error("--shared-prefill is for the tasks perplexity and retrieval")
+    if given.names and len(given.names) < given.facts:
+        flags.error(f"--names: {len(given.names)} words for --facts {given.facts}")
+    if given.after >= given.until:
+        flags.error(f"--after {given.after:g} is not below --until {given.until:g}")
     if given.find_dense_layers and "mass" not in given.tasks:
         flags.error("--find-dense-layers needs the task mass")
     if given.text is None:

@@ -13,7 +13,7 @@ from ._language_model import LanguageModel, close
 from ._perplexity import decode_dense, decode_setting, measure_prefill, sampled
 from ._progress import STEP_COST, Progress
 from ._results import Results
-from ._retrieval import ANSWER_TOKENS, QUESTION_TOKENS, Haystack, dense_ways, depths, make, measure_retrieval
+from ._retrieval import ANSWER_TOKENS, QUESTION_TOKENS, Haystack, Planting, dense_ways, depths, make, measure_retrieval
 from ._settings import Setting
 from ._speed import BASELINES, ROUNDS, STEPS, Runner, measure_speed
 from ._start import OwnPrefill, SharedPrefill, Start
@@ -139,8 +139,9 @@ class Evaluation:
 
     def _retrieval_jobs(self, context: int, passage: int) -> list[Job]:
         given, jobs = self._given, list[Job]()
-        own = depths(given.facts, (passage + 0.5) / given.passages, given.until)  # of pass keys: another place in each passage
-        groups = [("pass key", [depth]) for depth in own] + [("named number", depths(given.facts, until=given.until))]
+        own = depths(given.facts, (passage + 0.5) / given.passages, given.until, given.after)  # pass keys: elsewhere in each passage
+        groups = [("pass key", [depth]) for depth in own] + [
+            ("named number", depths(given.facts, until=given.until, after=given.after))]
         for kind, where in groups:
             runners = [setting for setting in [None, *self._settings] if kind in given.kinds and not all(
                 self._results.has(self._fact_what(context, passage, setting, (kind, len(where)), (depth, way)))
@@ -156,6 +157,7 @@ class Evaluation:
     def _fact_what(self, context: int, passage: int, setting: Setting | None, group: tuple[str, int],
                    asked: tuple[float, str]) -> dict[str, Any]:
         plain = {"plain": True} if self._given.plain else {}
+        plain |= {"names": " ".join(self._given.names)} if self._given.names and group[0] == "named number" else {}
         return self._what("retrieval", setting, **self._place(context, passage), kind=group[0], n_facts=group[1], depth=asked[0],
                           question=asked[1], **plain)
 
@@ -163,7 +165,8 @@ class Evaluation:
         given = self._given
         first = passage * len(given.characters) // given.passages
         text = given.characters[first:] + "\n" + given.characters[:first] if first else given.characters
-        return make(self._model.tokenizer, text, context, kind, where, f"{given.seed} {passage}" if passage else given.seed, given.plain)
+        seed = f"{given.seed} {passage}" if passage else given.seed
+        return make(self._model.tokenizer, text, context, Planting(kind, where, seed, given.names, given.plain))
 
     def _retrieval(self, context: int, passage: int, kind: str, where: list[float], settings: list[Setting | None]) -> None:
         haystack = self._haystack(context, passage, kind, where)

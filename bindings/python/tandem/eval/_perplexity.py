@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Perplexity and divergence from dense attention: over a prefill, and by decode with the text's own tokens.
 
-A prefill attends every key under each policy. It shows what a storage type loses. Only calls of one token show a policy.
+A prefill is measured under policy "all": it shows what a storage type loses. Calls of one token show a policy.
 """
 import time
 from collections.abc import Iterator

@@ -3,12 +3,15 @@
 
 Two kinds: a pass key, one in a text, so that each depth has a text of its own; and named numbers, several in one text, which are
 asked by name. Chat models get text and question as one message in their template, unless they are asked plainly: to go on with
-the sentence. Questions come behind the text in three ways:
+the sentence. Questions come behind the text in four ways. The first two go on from a fork of the text for each question; in a row
+one question comes behind the other, in random order, with the answers that were given between them.
 
-appended    In one call, as chat programs do. Such a call attends every key under each policy but "hip", and "hgca" then judges all
-            keys by what the question attended. Each question goes on from a fork of the text.
-decoded     Token by token, as if the model had come upon the question by itself. Then "hgca" has what it kept before it knew it.
-in a row    Token by token, one question behind the other in random order, with the answers that were given between them.
+appended           In one call, as chat programs do. Under "all" and "hgca" such a call attends every key; "hgca" then judges all
+                   keys by what the question attended, and "hip" runs all stages in the next call.
+decoded            Token by token, as if the model had come upon the question by itself. "hgca" has what it kept before it knew it,
+                   and "hip" the lists of the last refresh.
+in a row           Token by token.
+appended in a row  Each in one call.
 """
 import copy
 import random
@@ -29,8 +32,8 @@ MAX_FACTS = len(_NAMES) + len(_MORE_NAMES)
 KINDS = ("pass key", "named number")
 ANSWER_TOKENS = 12  # at most: enough for five digits in a short sentence; models of words may say more before them
 QUESTION_TOKENS = 24  # what progress takes a question for
-IN_A_ROW = "in a row"
-WAYS = ("appended", "decoded", IN_A_ROW)
+ROWS = ("in a row", "appended in a row")
+WAYS = ("appended", "decoded", *ROWS)
 
 
 @dataclass(frozen=True)
@@ -64,15 +67,20 @@ class Haystack:
     questions: list[list[int]]
 
 
-def depths(n: int, shift: float = 0.5, until: float = 1.0) -> list[float]:
-    """Shares of the text before each of n facts: each in one of n equal parts of [0, until), `shift` of the part's way into it."""
-    return [(i + shift) / n * until for i in range(n)]
+def depths(n: int, shift: float = 0.5, until: float = 1.0, after: float = 0.0) -> list[float]:
+    """Shares of the text before each of n facts: each in one of n equal parts of [after, until), `shift` of the part's way into it."""
+    return [after + (i + shift) / n * (until - after) for i in range(n)]
 
 
-def _facts(kind: str, is_asked: bool, where: list[float], chance: random.Random) -> list[Fact]:
+def names_for(n_facts: int) -> tuple[str, ...]:
+    """Names to choose from for so many numbers of a text."""
+    return _NAMES if n_facts <= len(_NAMES) else _NAMES + _MORE_NAMES
+
+
+def _facts(kind: str, is_asked: bool, where: list[float], chance: random.Random, names: Sequence[str]) -> list[Fact]:
     """Plain models go on with the sentence, as examples/models/pico was taught; chat models are asked."""
-    found, names = [], _NAMES if len(where) <= len(_NAMES) else _NAMES + _MORE_NAMES
-    for depth, name in zip(where, chance.sample(names, len(where)), strict=True):
+    found = []
+    for depth, name in zip(where, chance.sample(list(names), len(where)), strict=True):
         answer = str(chance.randrange(10000, 100000))
         thing = "pass key" if kind == "pass key" else f"number of {name}"
         sentence = (f"\nThe pass key is {answer}. Remember it. {answer} is the pass key.\n" if kind == "pass key"
@@ -109,17 +117,42 @@ def _tokens(tokenizer: Tokenizer, text: str, facts: list[Fact], is_asked: bool) 
             [tokenizer.tokens(one[place:], False) for one, place in zip(whole, at, strict=True)])
 
 
-def make(tokenizer: Tokenizer, text: str, n_context: int, kind: str, where: list[float], seed: int | str,
-         plain: bool = False) -> Haystack:
-    """A text of at most `n_context` tokens with questions and answers. Depths and seed say all of it.
+@dataclass(frozen=True)
+class Planting:
+    """What is planted, and where.
+
+    Attributes
+    ----------
+    kind : str
+        "pass key" or "named number".
+    where : list of float
+        Depths.
+    seed : int or str
+        Of answers and the order of names.
+    names : sequence of str
+        At least one for each depth.
+    plain : bool
+        Chat models are asked as others are.
+    """
+
+    kind: str
+    where: list[float]
+    seed: int | str
+    names: Sequence[str] = ()
+    plain: bool = False
+
+
+def make(tokenizer: Tokenizer, text: str, n_context: int, planting: Planting) -> Haystack:
+    """A text of at most `n_context` tokens with questions and answers.
 
     Raises
     ------
     ValueError
         The text is too short.
     """
-    is_asked = tokenizer.has_chat and not plain
-    facts = _facts(kind, is_asked, where, random.Random(f"{seed} {n_context} {kind} {where}"))
+    kind, where, is_asked = planting.kind, planting.where, tokenizer.has_chat and not planting.plain
+    chance = random.Random(f"{planting.seed} {n_context} {kind} {where}")
+    facts = _facts(kind, is_asked, where, chance, planting.names or names_for(len(where)))
     text = text[:16 * n_context]
     low, high = 0, len(text)
 
@@ -148,7 +181,7 @@ def _ends(said: str) -> bool:
 
 def _ask(model: LanguageModel, past: Any, question: list[int], way: str) -> str:
     """The most likely tokens after the question, up to the end of the first number. In a row the cache has all of them."""
-    size = len(question) if way == "appended" else 1
+    size = len(question) if way.startswith("appended") else 1
     for first in range(0, len(question), size):
         logits = model.step(torch.tensor(question[first:first + size]), past)
     answer: list[int] = []
@@ -156,7 +189,7 @@ def _ask(model: LanguageModel, past: Any, question: list[int], way: str) -> str:
         answer.append(int(logits.argmax()))
         said = model.tokenizer.text(answer)
         is_last = len(answer) == ANSWER_TOKENS or _ends(said)
-        if not is_last or way == IN_A_ROW:
+        if not is_last or way in ROWS:
             logits = model.step(torch.tensor(answer[-1:]), past)
         if is_last:
             return said
@@ -175,8 +208,7 @@ def is_right(said: str, answer: str) -> bool:
 
 def dense_ways(ways: Sequence[str]) -> list[str]:
     """To dense attention a question is the same in one call and token by token."""
-    apart = [way for way in ways if way != IN_A_ROW][:1]
-    return apart + [way for way in ways if way == IN_A_ROW]
+    return [way for way in ways if way not in ROWS][:1] + [way for way in ways if way in ROWS][:1]
 
 
 def measure_retrieval(model: LanguageModel, haystack: Haystack, past: Any, ways: Sequence[str],
@@ -191,9 +223,9 @@ def measure_retrieval(model: LanguageModel, haystack: Haystack, past: Any, ways:
         return {"depth": fact.depth, "question": way, "answer": fact.answer, "said": said, "right": is_right(said, fact.answer)}
 
     for way in ways:
-        row = _fork(past) if way == IN_A_ROW else None
+        row = _fork(past) if way in ROWS else None
         try:
-            for fact, question in in_a_row if way == IN_A_ROW else asked:
+            for fact, question in in_a_row if way in ROWS else asked:
                 fork = row or _fork(past)
                 try:
                     yield answered(fact, question, way, fork)

@@ -57,7 +57,7 @@ class Setting:
 
     @property
     def stores_only(self) -> "Setting":
-        """The same storage under policy "all". A prefill attends every key, so it depends on nothing else."""
+        """The same storage under policy "all", as prefills are measured."""
         return Setting(tuple(sorted({**self.storage, "policy": "all"}.items())))
 
     @property

@@ -2,8 +2,8 @@
 """Where decode begins: caches that hold a text, each made by its own prefill, or all of them from one.
 
 One prefill for all of them is a cache of policy "all". Every setting goes on from a fork of it, and appends the text's last tokens
-by itself: that is where policies that judge keys by queries ("hgca") get theirs from. Prompts that a setting prunes ("hip") are
-dense then, up to these last tokens. Dense attention is policy "all" too.
+by itself: that is where policies that judge keys by queries ("hgca") get theirs from. Prompts that a setting prunes ("hip",
+"streaming") are dense then, up to these last tokens. Dense attention is policy "all" too.
 """
 from typing import Any, Protocol
 

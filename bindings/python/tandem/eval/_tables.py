@@ -79,7 +79,7 @@ def _retrieval(lines: list[Line]) -> list[str]:
         return what["kind"], what["n_facts"], what["context"], what["question"]
 
     columns = sorted({column(line) for line in lines})
-    heads = " | ".join(f"{kind if n_facts == 1 else f'{n_facts} {kind}s'}, {n:,} tokens, question{'s' * (way == 'in a row')} {way}"
+    heads = " | ".join(f"{kind if n_facts == 1 else f'{n_facts} {kind}s'}, {n:,} tokens, question{'s' * way.endswith('in a row')} {way}"
                        for kind, n_facts, n, way in columns)
     out = ["## Retrieval: facts found", "", f"| setting | {heads} |",
            "|" + "---|" * (len(columns) + 1)]
