@@ -31,9 +31,22 @@ PruningRecord paper_16k_shallow(size_t layer_idx) {
   return {256, layer_idx < kFirstLayers ? 128 * kK : kK, {PruningStage{Judge::kDescent, 32, 16 * kK, 16}}};
 }
 
-// One stage of bounds finds keys whose neighbours score low. From 32K tokens on it would read more than three stages do.
-PruningRecord small(size_t) {
-  constexpr int64_t kShort = 32 * kK;
+constexpr int64_t kShort = 32 * kK;  // tokens, below which one stage of bounds of 8 stands for the two of longer chunks
+
+// Bounds find keys whose neighbours score low. The chunks they keep are judged by all of their keys, and with each chunk
+// that is kept goes the next one: a list serves four tokens, and the keys of a copied text are wanted one behind the other.
+PruningRecord small_decode(size_t) {
+  PruningRecord made{64,
+                     kK,
+                     {PruningStage{Judge::kBounds, 64, 24 * kK, 16}, PruningStage{Judge::kBounds, 16, 7 * kK, 8},
+                      PruningStage{Judge::kBounds, 8, 3 * kK, 4}, PruningStage{Judge::kExact, 8, 5 * kK / 2, 4}}};
+  made.stages[0].from_len = made.stages[1].from_len = made.stages[2].to_len = kShort;
+  made.stages[3].plus_next = true;
+  return made;
+}
+
+// Appends run all stages for each block of queries, so they judge less.
+PruningRecord small_append(size_t) {
   PruningRecord made{64,
                      kK,
                      {PruningStage{Judge::kBounds, 64, 16 * kK, 16}, PruningStage{Judge::kBounds, 16, 4 * kK, 8},
@@ -56,7 +69,7 @@ PruningRecord fast_3k(size_t layer_idx) { return paper_3k(layer_idx, 32, 16, 8);
 PruningRecord flash_3k(size_t layer_idx) { return paper_3k(layer_idx, 96, 24, 8); }
 
 constexpr Preset kPresets[] = {
-    {"small", small, small},
+    {"small", small_decode, small_append},
     {"3k", usual_3k, usual_3k},
     {"3k-fast", fast_3k, fast_3k},
     {"3k-flash", flash_3k, flash_3k},

@@ -95,12 +95,16 @@ def _16k_shallow(layer_idx):
     return _paper((32,), (16 * _K,), (16,), 128 * _K if layer_idx < _FIRST_LAYERS else _K)
 
 
-def _small():
-    """Ours, for small models. One stage of bounds finds keys whose neighbours score low; from 32K on, three stages read less."""
-    far = {"from_tokens": 32 * _K}
+def _small(kind):
+    """Ours, for small models. Bounds find keys whose neighbours score low; from 32K on, three stages read less than one of 8."""
+    far, near = {"from_tokens": 32 * _K}, {"to_tokens": 32 * _K}
+    if kind == "decode":
+        return Record(64, _K, (
+            Stage("bounds", 64, 64, 24 * _K, 16, **far), Stage("bounds", 64, 16, 7 * _K, 8, **far),
+            Stage("bounds", 64, 8, 3 * _K, 4, **near), Stage("exact", 64, 8, 5 * _K // 2, 4, plus_next=True)))
     return Record(64, _K, (
         Stage("bounds", 64, 64, 16 * _K, 16, **far), Stage("bounds", 64, 16, 4 * _K, 8, **far),
-        Stage("exact", 64, 8, 2 * _K, 4, plus_next=True, **far), Stage("bounds", 64, 8, 2 * _K, 4, to_tokens=32 * _K)))
+        Stage("exact", 64, 8, 2 * _K, 4, plus_next=True, **far), Stage("bounds", 64, 8, 2 * _K, 4, **near)))
 
 
 # The paper's windows are all long enough: check() asks for at most 95 + 2 * 256 = 607 tokens (3k-flash).
@@ -111,7 +115,7 @@ PRESETS = {
     "5k": lambda layer_idx, kind: _5k(),
     "3k-5k": lambda layer_idx, kind: _5k() if kind == "decode" else _3k(layer_idx, (16, 8, 4)),
     "16k-shallow": lambda layer_idx, kind: _16k_shallow(layer_idx),
-    "small": lambda layer_idx, kind: _small(),
+    "small": lambda layer_idx, kind: _small(kind),
 }
 
 

@@ -54,6 +54,7 @@ def test_presets():
     assert [stage.refresh_interval for stage in preset("3k-flash", 9, "append").stages] == [96, 24, 8]
     assert preset("3k-5k", 9, "append") == preset("3k", 9, "append") and preset("3k-5k", 9, "decode") == preset("5k", 9, "decode")
     assert [preset("16k-shallow", layer, "decode").window_tokens for layer in (2, 3)] == [131072, 1024]
-    small = preset("small", 0, "decode")
-    assert [stage.chunk_tokens for stage in small.active(32766)] == [8]
-    assert [stage.chunk_tokens for stage in small.active(32767)] == [64, 16, 8]
+    short, long = 32766, 32767
+    for kind, chunks in (("decode", {short: [8, 8], long: [64, 16, 8]}), ("append", {short: [8], long: [64, 16, 8]})):
+        small = preset("small", 0, kind)
+        assert {p0: [stage.chunk_tokens for stage in small.active(p0)] for p0 in chunks} == chunks
