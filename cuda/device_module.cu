@@ -20,6 +20,7 @@ constexpr int kLeastCapability = 80;
 struct Device {
   int idx;
   int32_t n_multiprocessors, code;  // the code that it runs: 90 is 9.0
+  bool has_90a;                     // it runs code that is for 9.0 alone
   AttendLauncher launcher;
   Rebuilder rebuilder = {};
   cudaStream_t pulse_stream = nullptr;  // of check()
@@ -108,8 +109,9 @@ int32_t open(int32_t device_idx, void** self, DeviceError* error) {
   DeviceLimits limits;
   if (const int32_t code = find_limits(device_idx, info, &limits, error); code != TANDEM_OK) return code;
   if (const int32_t code = load_exchange_kernels(error); code != TANDEM_OK) return code;
-  if (const int32_t code = load_search_kernels(limits.code, error); code != TANDEM_OK) return code;
-  auto* device = new (std::nothrow) Device{device_idx, info.n_multiprocessors, limits.code, AttendLauncher(limits)};
+  if (const int32_t code = load_search_kernels(limits.has_90a(), error); code != TANDEM_OK) return code;
+  auto* device =
+      new (std::nothrow) Device{device_idx, info.n_multiprocessors, limits.code, limits.has_90a(), AttendLauncher(limits)};
   if (device == nullptr) return fail(error, TANDEM_ERROR_OUT_OF_MEMORY, 0, "", "no memory for a device");
   if (const int32_t code = make_pulse(device, error); code != TANDEM_OK) {
     close(device);
@@ -133,7 +135,9 @@ void release(void* self, void* data) {
 
 LaunchOn on_stream(void* self, void* stream) {
   const Device& device = device_of(self);
-  return {static_cast<cudaStream_t>(stream), device.code, device.n_multiprocessors};
+  LaunchOn on = {static_cast<cudaStream_t>(stream), device.code, device.n_multiprocessors};
+  on.has_90a = device.has_90a;
+  return on;
 }
 
 int32_t copy(void* self, void* to, const void* from, int64_t bytes, void* stream, DeviceError* error) {

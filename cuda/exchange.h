@@ -20,6 +20,7 @@ struct LaunchOn {
   int32_t n_multiprocessors = 0;
   int32_t of_cluster = 1;    // blocks
   int32_t shared_bytes = 0;  // of a block: dynamic
+  bool has_90a = false;      // the device runs code that is for 9.0 alone
 };
 // A little from pinned memory to the device's, past what the copy engine has to do (kernels/upload.cuh).
 bool may_upload(const void* to, const void* from, int64_t bytes);

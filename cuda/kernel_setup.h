@@ -14,6 +14,8 @@ struct DeviceLimits {
   int32_t most_size = 0;                                      // of kernels that come in sizes (kernels/shared_sizes.cuh)
   int32_t code = 0;  // the compute capability of the code that the device runs, which may be older than the device
 
+  // Whether the device runs code that is for 9.0 alone (90a). A newer one that runs code for 9.0 does not.
+  bool has_90a() const { return capability == 90 && code == 90; }
   // Blocks on a multiprocessor, as far as shared memory goes; the system keeps 1 KiB of each.
   int32_t most_blocks(int32_t shared_bytes) const;
 };

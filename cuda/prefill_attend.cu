@@ -99,8 +99,7 @@ const PrefillKernel* PrefillLauncher::find(const PrefillNeeds& needs) const {
     for (; kernel->function != nullptr; ++kernel) {
       if (!serves(*kernel, layer)) continue;
       if (!kernel->takes[names]) continue;
-      const bool has_90 = limits_.capability == 90 && limits_.code == 90;
-      if (kernel->is_sm90 && (!has_90 || kernel->shared_bytes > limits_.shared_of_block)) continue;
+      if (kernel->is_sm90 && (!limits_.has_90a() || kernel->shared_bytes > limits_.shared_of_block)) continue;
       if (kernel->of_multiprocessor > limits_.most_size) continue;
       if (!kernel->takes_caps && layer.soft_cap > 0.0f) continue;
       if (kernel->copies_q && (q.dtype != layer.k_type || !is_of_pieces(q))) continue;

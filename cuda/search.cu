@@ -290,7 +290,7 @@ int32_t wide_shared(const DeviceSearch& call, int32_t idx, int32_t n_heads) {
 const WideKernels* find_wide(const DeviceSearch& call, int32_t idx, const LaunchOn& on) {
   const Layer layer = window_layer(*call.layer);
   const bool has_rows = call.stages[idx].judge == TANDEM_JUDGE_BOUNDS || layer.k_type == TANDEM_BF16;
-  if (on.capability != 90 || call.keeps_lists != 0 || call.sequences.max_q_len < kLeastWideQueries || !has_rows ||
+  if (!on.has_90a || call.keeps_lists != 0 || call.sequences.max_q_len < kLeastWideQueries || !has_rows ||
       !is_plain(call.q, layer.k_head_dim))
     return nullptr;
   const WideKernels* found = nullptr;
@@ -354,7 +354,7 @@ int32_t launch_stage(const DeviceSearch& call, int32_t idx, const LaunchOn& on, 
 
 }  // namespace
 
-int32_t load_search_kernels(int32_t capability, DeviceError* error) {
+int32_t load_search_kernels(bool has_90a, DeviceError* error) {
   cudaFuncAttributes attributes;
   const auto load = [&](SearchKernel kernel, int32_t most_shared = kMostShared) {
     TANDEM_CUDA_TRY(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -362,7 +362,7 @@ int32_t load_search_kernels(int32_t capability, DeviceError* error) {
                     error);
     return static_cast<int32_t>(TANDEM_OK);
   };
-  for (const WideKernels* each = kWideKernels; capability == 90 && each->n_heads > 0; ++each)
+  for (const WideKernels* each = kWideKernels; has_90a && each->n_heads > 0; ++each)
     for (const SearchKernel kernel : {each->bounds, each->exact, each->sums, each->descent})
       if (const int32_t code = load(kernel, kMostWideShared); code != TANDEM_OK) return code;
   for (const auto& of_parts : kBoundsKernels)

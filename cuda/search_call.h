@@ -42,7 +42,8 @@ struct SearchCall {
   int64_t most_candidates, most_best, head_scores, most_rows;
 };
 
-// What these have in shared memory: of each of two warpgroups some stages of 64 rows, and kHeadRows query rows of each head.
+// What the kernels of WideKernels have in shared memory: of each of two warpgroups some stages of 64 rows, and kHeadRows
+// query rows of each head.
 // Rows are filled up to whole steps, of as many numbers as a stage has of a row; query rows lie step by step.
 inline constexpr int kHeadRows = 64, kSwizzledRow = 128;  // of the latter, bytes
 inline constexpr int kWideGroups = 2, kWideStages = 3, kWideStageBytes = 64 * kSwizzledRow, kWideStep = 64;

@@ -99,8 +99,8 @@ type SessionOptions struct {
 	// Share of these keys that crosses the bus, 0 to 1; with route "host+stream" and not without it; -1: not given.
 	StreamFraction float64
 
-	// Most tokens of an append that are attended together, and 32768 at most; 0: 16384, and memory plans have room for single
-	// queries alone, else, whatever the route, for appends of so many tokens.
+	// Most tokens of an append that are attended together, and 32768 at most, in layers of policy "hip" 2048; 0: 16384, and
+	// memory plans have room for single queries alone, else, whatever the route, for appends of so many tokens.
 	AppendTokens int64
 
 	// KV heads of what is streamed at a time, at most; 0: as many as take the least time.

@@ -59,7 +59,7 @@ __device__ inline uintptr_t find_key(const SearchCall& call, const SearchJob& jo
   const int64_t page = find_page(call.search.sequences, job.sequence, call.keys.page_len, max(token, 0), &slot);
   const std::byte* const row =
       call.keys.codes + page + blockIdx.y * call.keys.codes_head_stride + int64_t{slot} * call.keys.row_bytes;
-  return reinterpret_cast<uintptr_t>(row) | (token < 0 ? kCountsNot : 0);
+  return reinterpret_cast<uintptr_t>(row) | (token < 0 ? kIsPadding : 0);
 }
 
 // ---- bounds --------------------------------------------------------------------------------------------------------------

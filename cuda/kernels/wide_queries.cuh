@@ -82,7 +82,7 @@ __device__ inline uint32_t rows_at(const Places& places, int i) {
 // address is that of another row, which may be read.
 inline constexpr int kFoundItems = 8;
 using FoundRows = uintptr_t[kFoundItems][kTileKeys];
-inline constexpr uintptr_t kCountsNot = 1;
+inline constexpr uintptr_t kIsPadding = 1;
 
 // The lane's two rows of item i. Items are asked for in their order. find(i, row) returns the address of row 0 .. 15 of item
 // i. Bit k of *there: whether the lane's k-th row counts.
@@ -103,8 +103,8 @@ __device__ __forceinline__ RowPlaces find_item(FoundRows& found, int i, Find fin
 #pragma unroll
   for (int k = 0; k < kKeys; ++k) {
     const uintptr_t at = found[i % kFoundItems][lane / 4 + 8 * k];
-    if ((at & kCountsNot) == 0) *there |= 1u << k;
-    places.codes[k] = reinterpret_cast<const std::byte*>(at & ~kCountsNot);
+    if ((at & kIsPadding) == 0) *there |= 1u << k;
+    places.codes[k] = reinterpret_cast<const std::byte*>(at & ~kIsPadding);
   }
   return places;
 }
@@ -120,7 +120,7 @@ __device__ inline void copy_step(const RowPlaces& from, int step, int n_numbers,
       copy_async<16>((to ^ j * 64) + i * (8 * kSwizzledRow), from.codes[i] + 2 * (own + 32 * j), own + 32 * j < n_numbers);
 }
 // Where a lane's first piece is in a stage: bytes from its beginning.
-__device__ inline uint32_t own_piece() {
+__device__ inline uint32_t lane_offset() {
   const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32) % kGroupWarps;
   return swizzled(warp * kTileKeys + lane / 4, lane % 4);
 }
@@ -153,7 +153,7 @@ __device__ __forceinline__ void walk_wide(Places& places, uint32_t q, int n_numb
   RowPlaces next = places.open(0);
   int next_at = 0, next_step = 0, at = 0, step = 0;
   uint32_t stage = 0, next_copied = 0;
-  const uint32_t own = stages + own_piece();
+  const uint32_t own = stages + lane_offset();
   const auto copy = [&](int unit) {
     if (unit < n_units) copy_step(next, next_step, n_numbers, own + next_copied);
     next_copied = next_stage(next_copied);

@@ -414,7 +414,8 @@ typedef struct tandem_session_options {
   const char *route;      /* NULL: "auto"; or "host", "stream", "host+stream", "recompute": who computes over these, for device tensors */
   int64_t stream_buffer_bytes; /* each of the buffers that keys, or hidden states in 16 bits, go through; 0: 16 MiB */
   double stream_fraction;      /* share of these keys that crosses the bus, 0 to 1; with route "host+stream" and not without it; -1: not given */
-  int64_t append_tokens;  /* most tokens of an append that are attended together, and 32768 at most; 0: 16384, and memory plans
+  int64_t append_tokens;  /* most tokens of an append that are attended together, and 32768 at most, in layers of policy "hip"
+                             2048; 0: 16384, and memory plans
                              have room for single queries alone, else, whatever the route, for appends of so many tokens */
   int64_t stream_heads;   /* KV heads of what is streamed at a time, at most; 0: as many as take the least time */
   double recompute_share; /* share of these keys that is made of hidden states, in (0, 1]; with route "recompute"; 0: 1 */

@@ -66,7 +66,8 @@ bool sees_outside(const Call& call, const SequenceCall& of, int64_t query) {
 }  // namespace
 
 Status LongAppend::size_and_pin(Call& call, const CallShape& shape) {
-  if (core_.refuses_long || call.goes_short) return {};
+  const bool searches = call.facts.policy.names_keys();
+  if ((searches ? core_.refuses_long_searches : core_.refuses_long) || call.goes_short) return {};
   const SizeTerms terms = core_.terms();
   PrefillSize size;
   TANDEM_TRY(size_long(terms, shape, call.taken.uses[kPlanStream], &size));
@@ -111,7 +112,7 @@ bool LongAppend::retry_smaller(Call& call, const Status& lack) {
                               lacking.layout.n_heads, lack.info().message.c_str());
     return true;
   }
-  core_.refuses_long = true;
+  (call.facts.policy.names_keys() ? core_.refuses_long_searches : core_.refuses_long) = true;
   call.cache().engine().log(TANDEM_LOG_WARNING,
                             "long appends are attended %lld tokens at a time, as there is no memory for more: %s",
                             static_cast<long long>(kTicket), lack.info().message.c_str());
@@ -284,8 +285,8 @@ void LongAppend::expect_pieces(const Call& chunk) const {
   task.part.expected_ns = (ns - least_ns) * (n_pieces - 2.0) / n_pieces;
 }
 
-// In one copy: the chunk, tickets that bring its rows, query blocks that are searched for, its key lists, its pieces with their page table; that of window and
-// chunk.
+// In one copy: the chunk, tickets that bring its rows, query blocks and their parts, its key lists, its pieces with their
+// page table, and the page table of window and chunk.
 Status LongAppend::describe(Call& chunk, Work* work) const {
   DeviceSession& device = chunk.device();
   const SequenceCall& of = sequence_of(chunk);

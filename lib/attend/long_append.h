@@ -4,6 +4,7 @@
 //
 // clang-format off
 //   rows       to pages of the window, or of the work space where the ring is too short, and to the host (chunk_rows.h)
+//   search     where the policy names keys, all of which the window has: for the keys of each query block (search_call.h)
 //   for a group of KV heads:
 //     pieces   attend, with the states of those before | send the next piece
 //     chunk    attend to the window and the chunk's own keys, with the states of the pieces, into the caller's tensors

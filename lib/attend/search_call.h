@@ -23,13 +23,13 @@ Status check_resident(const SessionCore& core, const SessionLayer& layer, int64_
 // Whether the device searches for the keys of a chunk. It does not where every query attends all keys anyway, unless no
 // other kernel takes so many queries. Planned steps always search, as sequences grow while a graph is replayed.
 bool searches(const Call& chunk);
-// Query blocks and their parts in a chunk of an append, and how many there are at most in one of n_rows rows.
+// The query blocks of a chunk of an append, and their parts.
 struct SearchBlocks {
   int64_t block_len = 0, part_len = 0;  // queries
   int64_t n_blocks = 0, n_parts = 0;
 };
 SearchBlocks blocks_of(const Call& chunk);
-// How many these are in a chunk.
+// How many descriptors a chunk has for its blocks and parts; 0 where it has none of its own.
 int64_t n_described(const Call& chunk);
 // Tells the sequences of a decode call where their lists are; describes the blocks of an append and their parts behind them
 // and n_between other descriptors.

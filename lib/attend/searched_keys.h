@@ -10,7 +10,7 @@
 
 namespace tandem {
 
-// The stream has been asked for searches that keep their lists: who reads these waits for it.
+// Readers of kept lists wait for all work that `stream` has been asked for so far.
 Status follow_searches(SessionCore& core, void* stream);
 // Tokens of the lists that the last stage has kept, over layers and KV heads. Waits for the searches. 0 where the device
 // does not give them any more.

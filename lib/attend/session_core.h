@@ -102,6 +102,7 @@ struct SessionCore {
   Routes key_routes;                    // null where the session cannot use one
   bool refuses_streams = false;         // there was no memory for them, which is said once
   bool refuses_long = false;            // likewise, for long appends' own chunks
+  bool refuses_long_searches = false;   // likewise, in layers whose keys are searched for
   bool has_told_of_graphs = false;      // that long appends have no room, as captured calls hold the memory
   bool refuses_row_copies = false;      // the device refused to pin the store: rows go by tickets, which is said once
   int64_t most_long_bytes = INT64_MAX;  // of what these take: there was no memory for more

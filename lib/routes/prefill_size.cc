@@ -190,14 +190,20 @@ PrefillTerms prefill_terms(const SizeTerms& terms, size_t layer_idx) {
 
 namespace {
 
-// Work space of a search grows with its queries. Chunks are of whole tickets, and so of whole query blocks: false where they
-// are asked to be shorter.
-bool limit_searched(int64_t* append_tokens) {
-  constexpr int64_t kMostSearched = 4 * kMostTicketTokens;
-  static_assert(kMostTicketTokens % kMostQueryBlock == 0);
-  if (*append_tokens > 0 && *append_tokens < kMostTicketTokens) return false;
-  *append_tokens = *append_tokens > 0 ? std::min(*append_tokens, kMostSearched) : kMostSearched;
-  return true;
+// Tokens of a chunk whose keys are searched for. Work space and lists grow with its query blocks, so that these are limited.
+// Chunks are of whole tickets, and so of whole blocks. 0: a ticket's chunks will do.
+int64_t searched_tokens(const SizeTerms& terms, const CallShape& shape, int64_t append_tokens) {
+  constexpr int64_t kMostBlocks = 32, kMostBytes = int64_t{512} << 20;
+  static_assert(kTicket % kMostQueryBlock == 0);
+  const int64_t block_len = terms.options.pruning.layers[shape.layer_idx].append.stages[0].query_block;
+  const int64_t wanted = append_tokens > 0 ? append_tokens : kMostAppend;
+  int64_t n_tickets = std::min(wanted, kMostBlocks * block_len) / kTicket;
+  for (; n_tickets > 1; n_tickets /= 2) {
+    Reservation needs;
+    reserve_search(terms, shape, n_tickets * kTicket, &needs);
+    if (needs.search_bytes <= kMostBytes) return n_tickets * kTicket;
+  }
+  return 0;
 }
 
 }  // namespace
@@ -214,8 +220,7 @@ Status size_long(const SizeTerms& terms, const CallShape& shape, bool streams, P
   *size = {};
   const bool names = shape.idx_heads > 0;
   const bool searches = policy.names_keys();  // then the window has all keys
-  if (!shape.appends || shape.is_speculative || (names && !shape.may_be_long) ||
-      !(can_stream(policy, true) || searches) ||
+  if (!shape.appends || shape.is_speculative || (names && !shape.may_be_long) || !(can_stream(policy, true) || searches) ||
       shape.most_queries < std::min(longest.q_len, terms.most_of_chunk()))
     return {};
   streams = streams && !searches && !rotates_queries(layer) && terms.routes.appends_at_once();
@@ -224,7 +229,8 @@ Status size_long(const SizeTerms& terms, const CallShape& shape, bool streams, P
   if (policy.keeps_maw && counted_queries(terms.options.alpha) > kTicket) return {};
   PrefillTerms of_layer = prefill_terms(terms, shape.layer_idx);
   of_layer.streams = streams;
-  if (searches && !limit_searched(&of_layer.append_tokens)) return {};
+  if (searches) of_layer.append_tokens = searched_tokens(terms, shape, of_layer.append_tokens);
+  if (searches && of_layer.append_tokens == 0) return {};
   if (names) {
     of_layer.n_units = shape.n_idx;
     of_layer.tiles_of_unit = (int64_t{1} << shape.idx_unit_shift) / kTileTokens;

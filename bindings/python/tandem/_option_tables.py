@@ -93,8 +93,8 @@ class SessionOptions(TypedDict, total=False):
     stream_fraction : float
         Share of these keys that crosses the bus, 0 to 1; with route "host+stream" and not without it; -1: not given.
     append_tokens : int
-        Most tokens of an append that are attended together, and 32768 at most; 0: 16384, and memory plans have room for
-        single queries alone, else, whatever the route, for appends of so many tokens.
+        Most tokens of an append that are attended together, and 32768 at most, in layers of policy "hip" 2048; 0: 16384, and
+        memory plans have room for single queries alone, else, whatever the route, for appends of so many tokens.
     stream_heads : int
         KV heads of what is streamed at a time, at most; 0: as many as take the least time.
     recompute_share : float
