@@ -6,7 +6,7 @@
 The model pico reads a text with planted facts; beyond 16,384 tokens YaRN stretches its positions. Queries are taken of the end of
 the text ("text") and of the digits of answers to questions about the facts ("facts"). For each query head the 2,048 keys between
 sinks and window with the most attention count: `lost` is the attention on those of them that the selector misses, as a share of
-all attention; `recall` is the share of theirs that it finds. Each selector keeps 2,048 keys, but where its name says otherwise.
+all attention; `recall` is the share of theirs that it finds. Each selector keeps 2,048 keys, a preset as many as its last stage.
 
 Then single keys are planted in random ones, with neighbours that score low: how many of them does a selector find?
 
@@ -65,6 +65,9 @@ def selectors() -> dict[str, Callable[[int], Selector]]:
         "bounds 64, 16, exact 8": Staged(_record(SINKS, WINDOW, *bounds, ("exact", 8, KEPT))),
         "bounds 64, 16, exact 1": Staged(_record(SINKS, WINDOW, *bounds, ("exact", 1, KEPT))),
         "bounds 64, 16, exact 1, raw": Staged(_record(SINKS, WINDOW, *bounds, ("exact", 1, KEPT)), pooling="raw"),
+        "bounds 64, 16, exact 8, next": Staged(_record(SINKS, WINDOW, *bounds, ("exact", 8, KEPT, 4, True))),
+        "bounds 32, 16, exact 8, next, 2,560": Staged(_record(SINKS, WINDOW, ("bounds", 32, 16 * 1024), ("bounds", 16, 6 * 1024),
+                                                              ("exact", 8, 2560, 4, True))),
         "descent 256, 32, 8": Staged(paper),
         "descent 256, 32, 8, shared list": Staged(paper, lists="shared"),
         "descent 256, 32, 8, a list for each query head": Staged(paper, lists="head"),

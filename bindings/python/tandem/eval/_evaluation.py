@@ -156,10 +156,11 @@ class Evaluation:
 
     def _fact_what(self, context: int, passage: int, setting: Setting | None, group: tuple[str, int],
                    asked: tuple[float, str]) -> dict[str, Any]:
-        plain = {"plain": True} if self._given.plain else {}
-        plain |= {"names": " ".join(self._given.names)} if self._given.names and group[0] == "named number" else {}
+        more: dict[str, Any] = {"plain": True} if self._given.plain else {}
+        if self._given.names and group[0] == "named number":
+            more["names"] = " ".join(self._given.names)
         return self._what("retrieval", setting, **self._place(context, passage), kind=group[0], n_facts=group[1], depth=asked[0],
-                          question=asked[1], **plain)
+                          question=asked[1], **more)
 
     def _haystack(self, context: int, passage: int, kind: str, where: list[float]) -> Haystack:
         given = self._given

@@ -23,7 +23,8 @@ def _stage(text: str) -> PruningStage:
         raise ValueError(f"{text!r} is not JUDGE:CHUNK:KEEP:INTERVAL")
     if words[0] not in JUDGES:
         raise ValueError(f"{words[0]!r} is none of {', '.join(JUDGES)}")
-    return PruningStage(words[0], *map(_number, words[1:]), plus_next=plain != text)
+    chunk, keep, interval = map(_number, words[1:])
+    return PruningStage(words[0], chunk, keep, interval, plus_next=plain != text)
 
 
 def pruning_of(text: str) -> Pruning:
