@@ -43,8 +43,8 @@ struct SearchCall {
 };
 
 // What the kernels of WideKernels have in shared memory: of each of two warpgroups some stages of 64 rows, and kHeadRows
-// query rows of each head.
-// Rows are filled up to whole steps, of as many numbers as a stage has of a row; query rows lie step by step.
+// query rows of each head. Rows are filled up to whole steps, of as many numbers as a stage has of a row; query rows lie
+// step by step.
 inline constexpr int kHeadRows = 64, kSwizzledRow = 128;  // of the latter, bytes
 inline constexpr int kWideGroups = 2, kWideStages = 3, kWideStageBytes = 64 * kSwizzledRow, kWideStep = 64;
 constexpr int32_t wide_bytes(int32_t n_heads, int32_t n_numbers) {

@@ -229,8 +229,11 @@ Status size_long(const SizeTerms& terms, const CallShape& shape, bool streams, P
   if (policy.keeps_maw && counted_queries(terms.options.alpha) > kTicket) return {};
   PrefillTerms of_layer = prefill_terms(terms, shape.layer_idx);
   of_layer.streams = streams;
-  if (searches) of_layer.append_tokens = searched_tokens(terms, shape, of_layer.append_tokens);
-  if (searches && of_layer.append_tokens == 0) return {};
+  if (searches) {
+    if (longest.q_len <= kTicket) return {};  // as of all decode calls, whose work space need not be asked for
+    of_layer.append_tokens = searched_tokens(terms, shape, of_layer.append_tokens);
+    if (of_layer.append_tokens == 0) return {};
+  }
   if (names) {
     of_layer.n_units = shape.n_idx;
     of_layer.tiles_of_unit = (int64_t{1} << shape.idx_unit_shift) / kTileTokens;
