@@ -316,7 +316,7 @@ struct WideDescent {
   static constexpr int kRows = kHeads * kHeadRows;
 
   // The key that a query head's descent through a chunk has come to, and the largest logit there. All four lanes of a row
-  // write the same, so each reads what it wrote itself.
+  // read it, and write the same.
   struct Way {
     int at;
     float low;
@@ -364,10 +364,15 @@ struct WideDescent {
   __device__ __forceinline__ static void follow(const float (&d)[kHeadRows / 2], const SearchCall& call, Way* ways,
                                                 const int (&tokens)[kKeys], bool is_first) {
     float logits[kKeys];
+    bool goes_on[kKeys];
     find_largest<kHeadRows, false>(d, call.sm_scale, nullptr, logits);
 #pragma unroll
+    for (int k = 0; k < kKeys; ++k) goes_on[k] = is_first || logits[k] > ways[own_row(k)].low;
+    __syncwarp();
+#pragma unroll
     for (int k = 0; k < kKeys; ++k)
-      if (is_first || logits[k] > ways[own_row(k)].low) ways[own_row(k)] = {tokens[k], logits[k]};
+      if (goes_on[k]) ways[own_row(k)] = {tokens[k], logits[k]};
+    __syncwarp();
   }
 
   // The first keys of chunks and of their second halves, which are the same for all heads.
