@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-# hwloc, oneDNN, Highway and the OpenMP that oneDNN is built on: tandem_dependencies, private to the library.
+# hwloc, oneDNN, Highway and the OpenMP that oneDNN is built on: tandem_dependencies, private to the library. nlohmann-json is headers
+# alone: the library's objects have it in them, so programs that link the static library do not need it.
 find_package(PkgConfig REQUIRED)
 pkg_check_modules(HWLOC REQUIRED IMPORTED_TARGET GLOBAL hwloc)
 find_path(DNNL_INCLUDE_DIR dnnl.hpp REQUIRED)
@@ -8,6 +9,7 @@ find_path(HWY_INCLUDE_DIR hwy/highway.h REQUIRED)
 find_library(HWY_LIBRARY hwy REQUIRED)
 find_package(OpenMP REQUIRED COMPONENTS CXX GLOBAL)
 find_package(Threads REQUIRED GLOBAL)
+find_package(nlohmann_json REQUIRED)
 
 add_library(tandem_dependencies INTERFACE)
 target_include_directories(tandem_dependencies SYSTEM INTERFACE ${DNNL_INCLUDE_DIR} ${HWY_INCLUDE_DIR})

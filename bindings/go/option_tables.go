@@ -67,7 +67,7 @@ type SessionOptions struct {
 	// spin from the step's begin to its end.
 	SleepBetweenCalls bool
 
-	// Default: "all"; or "streaming", "hgca", "hip": which keys outside the window are attended.
+	// Default: "all"; or "streaming", "hgca", "hip", "patterns": which keys outside the window are attended.
 	Policy string
 
 	// Names of policies, one for each layer, or nil: policy is for all layers. Layers whose attention no few keys can hold are
@@ -121,6 +121,10 @@ type SessionOptions struct {
 	// What policy "hip" prunes (pruning.h), nil: its defaults; INVALID_ARGUMENT where no layer has that policy. Read when the
 	// session is created.
 	Pruning *Pruning
+
+	// What heads attend under policy "patterns" (patterns.h): it is given where a layer has that policy, and not where none
+	// has. Read when the session is created.
+	Patterns *Patterns
 }
 
 // DefaultSessionOptions gives the library's defaults.
@@ -160,5 +164,6 @@ func (o *SessionOptions) raw(a *arena) *C.tandem_session_options {
 	raw.streaming_heads, raw.n_streaming_heads = a.flags(o.StreamingHeads)
 	raw.selection_indices = C.int64_t(o.SelectionIndices)
 	raw.pruning = o.Pruning.raw(a)
+	raw.patterns = o.Patterns.raw(a)
 	return &raw
 }

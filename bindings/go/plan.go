@@ -74,6 +74,8 @@ type SessionStats struct {
 	PlannedPartNs       int64 // and what they took
 	StreamedXBytes      int64 // and hidden states, of which K and V were made on the device
 	JudgedKvBytes       int64 // K, and bounds of K, that policy "hip" read to choose keys; on a device at most
+	PatternPairs        int64 // pairs of a query and a key, query head by query head, that appends under "patterns" attended
+	PatternDensePairs   int64 // what policy "all" would have attended in the same calls
 }
 
 // PlanMemory plans sequences of kvLens tokens without allocating anything. nil: default options. ErrCapacity, where a cap is

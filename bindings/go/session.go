@@ -332,6 +332,19 @@ func (s *Session) UseWeights(layerIdx int32, weights *Weights, wKBlock, wVBlock 
 	})
 }
 
+// PatternPairs gives, of one layer, the pairs of a query and a key, query head by query head, that appends under "patterns"
+// attended, and what policy "all" would have attended.
+func (s *Session) PatternPairs(layerIdx int32) (pairs, densePairs int64, err error) {
+	if err := s.begin("tandem_session_pattern_pairs"); err != nil {
+		return 0, 0, err
+	}
+	defer s.end()
+	var n, nDense C.int64_t
+	var rawErr *C.tandem_error
+	status := C.tandem_session_pattern_pairs(&n, &nDense, s.raw(), C.int32_t(layerIdx), &rawErr)
+	return int64(n), int64(nDense), failure(status, rawErr)
+}
+
 // Selection gives the token indices that the next decode query of a KV head would attend, ascending.
 func (s *Session) Selection(sequence SequenceID, layerIdx, kvHeadIdx int32) ([]int64, error) {
 	tokenIdx, _, err := s.selection(sequence, layerIdx, kvHeadIdx, 0, false)
@@ -414,5 +427,7 @@ func (s *Session) Stats() (SessionStats, error) {
 		PlannedPartNs:       int64(raw.planned_part_ns),
 		StreamedXBytes:      int64(raw.streamed_x_bytes),
 		JudgedKvBytes:       int64(raw.judged_kv_bytes),
+		PatternPairs:        int64(raw.pattern_pairs),
+		PatternDensePairs:   int64(raw.pattern_dense_pairs),
 	}, err
 }

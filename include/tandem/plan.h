@@ -154,18 +154,24 @@ typedef struct tandem_session_stats {
   int64_t judged_kv_bytes;        /* K, and bounds of K, that policy "hip" read to choose keys. In a descent each query head reads keys of its
                                      own; this counts those of one query head. Of device tensors an upper bound: it counts the last chunk
                                      that a stage has kept as whole */
+  int64_t pattern_pairs;          /* pairs of a query and a key, query head by query head, that appends under "patterns" attended */
+  int64_t pattern_dense_pairs;    /* what policy "all" would have attended in the same calls */
 } tandem_session_stats;
 #define TANDEM_SESSION_STATS_INIT \
-  { sizeof(tandem_session_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 \
-    }
+  { sizeof(tandem_session_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, \
+    0, 0 }
 /* Waits for refreshes in flight and for calls under way on the device. */
 TANDEM_API int32_t tandem_session_get_stats(tandem_session_stats *stats, const tandem_session *session, tandem_error **error);
+
+/* pattern_pairs and pattern_dense_pairs of one layer. */
+TANDEM_API int32_t tandem_session_pattern_pairs(int64_t *pairs, int64_t *dense_pairs, const tandem_session *session, int32_t layer_idx,
+                                                tandem_error **error);
 
 /* The keys that the next decode query of one KV head would attend: token indices, ascending, sinks and window included.
  * Writes at most `capacity`; *n_kept gets their number. Waits for a refresh in flight. maw (NULL: not wanted) gets, for
  * query head q_head_idx of the group, the share of each key selected outside window and sinks: they sum to 1 over these
  * keys; 0 for the others. After a call that has named its keys (selection.h), those of the sequence's last query in it, until
- * the next call of the layer or a change of the sequence. Under "hip" on device tensors likewise, after decode calls and planned
+ * the next call of the layer or a change of the sequence; after an append under "patterns" those of the query head. Under "hip" on device tensors likewise, after decode calls and planned
  * steps: waits for the call's search and copies its lists. Errors: BUSY (the sequence is part of an open planned step), UNSUPPORTED
  * (sequence: its last query was pruned on the device in an append or a call without k, or before a fork; their lists are not kept). */
 TANDEM_API int32_t tandem_session_selection(int64_t *token_idx, float *maw, int64_t capacity, int64_t *n_kept,

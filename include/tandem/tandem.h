@@ -401,7 +401,7 @@ typedef struct tandem_session_options {
   int32_t sleep_between_calls; /* 1: a step without a stream does not keep the CPU workers awake between its calls; each call
                            * wakes them, and they spin for spin_ns after it. For programs whose own threads compute on the same
                            * cores in between, as PyTorch's do. 0: they spin from the step's begin to its end */
-  const char *policy;     /* NULL: "all"; or "streaming", "hgca", "hip": which keys outside the window are attended */
+  const char *policy;     /* NULL: "all"; or "streaming", "hgca", "hip", "patterns": which keys outside the window are attended */
   const char *const *layer_policies; /* names of policies, one for each layer, or NULL: policy is for all layers. Layers whose
                                         attention no few keys can hold are best left to "all" */
   int64_t n_layer_policies;          /* layers of the model; 0 with NULL */
@@ -427,10 +427,12 @@ typedef struct tandem_session_options {
                                      have come, not with the step, as nobody knows before which keys it has */
   const struct tandem_pruning *pruning; /* what policy "hip" prunes (pruning.h), NULL: its defaults; INVALID_ARGUMENT where no layer has
                                            that policy. Read when the session is created */
+  const struct tandem_patterns *patterns; /* what heads attend under policy "patterns" (patterns.h): it is given where a layer has that
+                                             policy, and not where none has. Read when the session is created */
 } tandem_session_options;
 #define TANDEM_SESSION_OPTIONS_INIT \
   { sizeof(tandem_session_options), 0, NULL, NULL, 0, -1, -1, 0.0f, -1.0f, -1, NULL, 0, -1.0, 0, 0, 0.0, NULL, 0, 0, \
-    NULL }
+    NULL, NULL }
 TANDEM_API void tandem_session_options_init(tandem_session_options *options);
 
 /* Several sessions may read one cache. Where the engine has a device, every layer must be one that the device can attend, also of a
@@ -593,6 +595,7 @@ TANDEM_API int32_t tandem_merge(const tandem_tensor *o_out, const tandem_tensor 
 #include "tandem/weights.h"
 #include "tandem/selection.h"
 #include "tandem/pruning.h"
+#include "tandem/patterns.h"
 #include "tandem/plan.h"
 
 #endif /* TANDEM_TANDEM_H_ */

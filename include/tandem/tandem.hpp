@@ -326,6 +326,14 @@ class Session {
                  static_cast<int64_t>(kv_lens.size()));
     return plan;
   }
+  struct PatternPairs {
+    int64_t attended, dense;
+  };
+  PatternPairs pattern_pairs(int32_t layer_idx) const {
+    PatternPairs pairs{0, 0};
+    detail::call(tandem_session_pattern_pairs, &pairs.attended, &pairs.dense, get(), layer_idx);
+    return pairs;
+  }
   // Token indices that the next decode query of a KV head would attend.
   std::vector<int64_t> selection(int64_t sequence, int32_t layer_idx, int32_t kv_head_idx) {
     std::vector<int64_t> token_idx;

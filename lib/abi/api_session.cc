@@ -130,6 +130,22 @@ int32_t tandem_session_get_stats(tandem_session_stats* stats, const tandem_sessi
   });
 }
 
+int32_t tandem_session_pattern_pairs(int64_t* pairs, int64_t* dense_pairs, const tandem_session* session, int32_t layer_idx,
+                                     tandem_error** error) {
+  return guarded(__func__, error, [&]() -> Status {
+    TANDEM_TRY(require(pairs, "pairs"));
+    TANDEM_TRY(require(dense_pairs, "dense_pairs"));
+    SessionCall call;
+    TANDEM_TRY(call.begin(session));
+    const auto n_layers = static_cast<int64_t>(call->cache().layers().size());
+    TANDEM_TRY(require_range("layer_idx", layer_idx, 0, n_layers - 1));
+    const AttendedPairs counted = call->pattern_pairs(static_cast<size_t>(layer_idx));
+    *pairs = counted.n;
+    *dense_pairs = counted.n_dense;
+    return {};
+  });
+}
+
 int32_t tandem_session_selection(int64_t* token_idx, float* maw, int64_t capacity, int64_t* n_kept, tandem_session* session,
                                  int64_t sequence, int32_t layer_idx, int32_t kv_head_idx, int32_t q_head_idx,
                                  tandem_error** error) {

@@ -30,6 +30,8 @@ struct Call {
 
   Cache& cache() const { return *session.cache; }
   const Layer& layer() const { return facts.layer; }
+  // What rows of queries and outputs in host memory are ordered by.
+  const Layer& row_layer() const { return by_q_head ? facts.by_q_head : facts.layer; }
   const Backend& cpu() const { return session.cache->engine().cpu(); }
   DeviceSession& device() const { return *session.device; }
   std::vector<SequenceCall>& calls() const { return scratch.calls; }
@@ -41,7 +43,8 @@ struct Call {
   }
   HostPart::Facts host_facts() const {
     return {.cache = &cache(),
-            .layer = &layer(),
+            .layer = &row_layer(),
+            .heads_per_kv = by_q_head ? layer().group_size : 1,
             .heads = facts.heads,
             .layer_idx = args.layer_idx,
             .selector = facts.selector.get(),
@@ -74,6 +77,7 @@ struct Call {
   // memory until send_indices() has copied them.
   DeviceIndices indices;
   bool has_host_idx = false;
+  bool by_q_head = false;                   // each query head has keys of its own: an append that follows head patterns
   bool goes_short = false;                  // there was no memory for its long chunks
   int64_t first_row = 0;                    // the call's row that is the chunk's first
   int64_t most_tokens = kMostTicketTokens;  // of a chunk

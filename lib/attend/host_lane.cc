@@ -20,7 +20,7 @@ namespace {
 // Rows of floats: take(n) is asked for each.
 template <typename F>
 void place_rows(const Call& call, SequenceCall& of, F take) {
-  const Layer& layer = call.layer();
+  const Layer& layer = call.row_layer();
   const int64_t n_rows = layer.n_q_heads * of.q_len;
   of.q = take(n_rows * layer.k_head_dim);
   of.o = take(n_rows * layer.v_head_dim);
@@ -56,7 +56,7 @@ int64_t row_of(const Layer& layer, const SequenceCall& of, int64_t t, int32_t he
 constexpr int64_t kMostAngles = int64_t{2} * 320;  // cos and sin of the pairs of a row of at most 576 dims, and some more
 
 void pack_token(const Call& call, int64_t row) {
-  const Layer& layer = call.layer();
+  const Layer& layer = call.row_layer();
   const Backend& cpu = call.cpu();
   const TensorView& from = call.args.q;
   const SequenceCall& of = call_of(call.scratch, row);
@@ -75,7 +75,7 @@ void pack_token(const Call& call, int64_t row) {
 }
 
 void write_token(const Call& call, int64_t row) {
-  const Layer& layer = call.layer();
+  const Layer& layer = call.row_layer();
   const Backend& cpu = call.cpu();
   const AttendArgs& args = call.args;
   const SequenceCall& of = call_of(call.scratch, row);
@@ -174,7 +174,10 @@ Status HostLane::prepare(Call& call) {
   SessionStates& states = *call.session.states;
   const Watch& watch = call.args.watch;
   clear_visibility(call.scratch);
+  const auto is_append = [](const SequenceCall& of) { return of.is_append; };
+  call.by_q_head = call.facts.policy.follows_patterns && std::any_of(call.calls().begin(), call.calls().end(), is_append);
   for (SequenceCall& of : call.calls()) {
+    of.by_q_head = call.by_q_head;
     Sequence& sequence = *of.sequence;
     // Only what is going to be written needs pages of its own.
     if (call.appends())

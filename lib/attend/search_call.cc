@@ -74,6 +74,10 @@ int64_t most_part_rows(const Call& chunk) {
 }  // namespace
 
 Status check_searched(const SessionLayer& layer) {
+  if (layer.policy.follows_patterns)
+    return fail(TANDEM_ERROR_UNSUPPORTED, "q.device_type",
+                "q is in device memory, and layer %zu has policy \"%s\": the CPU alone follows head patterns", layer.idx,
+                layer.policy.name);
   if (!layer.policy.names_keys() || layer.layer.group_size <= kMostListRows) return {};
   return fail(TANDEM_ERROR_UNSUPPORTED, "q.device_type",
               "q is in device memory, and layer %zu has policy \"%s\" and %d query heads to a KV head: %d at most there",
@@ -122,7 +126,7 @@ bool searches(const Call& chunk) {
 
 void reserve_search(const SizeTerms& terms, const CallShape& shape, int64_t most_tokens, Reservation* needs) {
   const size_t l = shape.layer_idx;
-  if (!terms.policies[l].names_keys()) return;
+  if (!terms.policies[l].prunes) return;
   const Layer& layer = *shape.layer;
   const int64_t n_lists = n_key_lists(layer, terms.options.pruning), n_sequences = std::ssize(shape.sequences);
   const auto add = [&](const PruningRecord& record, const SearchBlocks& blocks) {

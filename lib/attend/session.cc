@@ -97,6 +97,11 @@ Status Session::stats(tandem_session_stats* stats) {
   stats->n_refreshes = core.selector_sums.n_refreshes.load();
   stats->refresh_ns = core.selector_sums.refresh_ns.load();
   stats->judged_kv_bytes = core.selector_sums.judged_bytes.load();
+  for (const SessionLayer& layer : core.layers) {
+    const AttendedPairs pairs = layer.selector->pairs();
+    stats->pattern_pairs += pairs.n;
+    stats->pattern_dense_pairs += pairs.n_dense;
+  }
   if (core.device == nullptr) return {};
   const TaskSums sums = core.hand_over().sums();
   stats->n_host_parts = sums.n_host_parts;
@@ -131,7 +136,11 @@ Status Session::selection(const HeadOfSequence& head, KeptKeys* kept) {
   TANDEM_TRY(state.selection->catch_up(*found, state.window_begin));
   if (state.on_device != NamedOnDevice::kNone) return list_searched_keys(core, head, *states_.find(head.sequence), kept);
   if (!state.named.empty()) {
-    for (const TokenRange& range : state.named[state.named.size() == 1 ? 0 : static_cast<size_t>(head.kv_head)])
+    const auto n = static_cast<int32_t>(state.named.size());  // 1, or that of KV heads or of query heads
+    const int32_t at = n == 1                  ? 0
+                       : n == layer.n_kv_heads ? head.kv_head
+                                               : head.kv_head * layer.group_size + head.q_head_of_group;
+    for (const TokenRange& range : state.named[static_cast<size_t>(at)])
       for (int64_t t = range.begin; t < range.end; ++t) kept->put(t, 0.0f);
     return {};
   }

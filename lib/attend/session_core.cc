@@ -38,6 +38,12 @@ size_t first_like(const std::vector<SessionLayer>& layers, const SessionLayer& l
   return found == layers.end() ? layer.idx : found->idx;
 }
 
+Layer by_q_head(Layer layer) {
+  layer.n_kv_heads = layer.n_q_heads;
+  layer.group_size = 1;
+  return layer;
+}
+
 }  // namespace
 
 Status SessionCore::create(std::shared_ptr<Cache> cache, const tandem_session_options& options,
@@ -46,7 +52,8 @@ Status SessionCore::create(std::shared_ptr<Cache> cache, const tandem_session_op
   const std::vector<Layer>& layers = made->cache->layers();
   TANDEM_TRY(LayerPolicies::resolve(options, layers, &made->policies));
   TANDEM_TRY(resolve_policy_options(options, &made->options));
-  TANDEM_TRY(resolve_pruning(options, made->policies.names_keys(), layers, &made->options.pruning));
+  TANDEM_TRY(resolve_pruning(options, made->policies.prune(), layers, &made->options.pruning));
+  TANDEM_TRY(resolve_patterns(options, made->policies.follow_patterns(), layers, &made->options.patterns));
   TANDEM_TRY(resolve_route_options(options, made->policies, layers, &made->routes));
   TANDEM_TRY(resolve_streaming_heads(options, made->policies, layers, &made->heads));
   const Device* device = made->cache->engine().device();
@@ -63,8 +70,8 @@ Status SessionCore::create(std::shared_ptr<Cache> cache, const tandem_session_op
   for (size_t l = 0; l < layers.size(); ++l) {
     const HeadKinds* const kinds = kinds_of_layer(made->heads, l);
     const Policy& policy = made->policies[l];
-    made->layers.push_back({l, l, layers[l], kinds, retrieval_layer(kinds, layers[l]), HeadRuns::retrieval(kinds, layers[l]),
-                            HeadRuns::all(kinds, layers[l]), policy,
+    made->layers.push_back({l, l, layers[l], by_q_head(layers[l]), kinds, retrieval_layer(kinds, layers[l]),
+                            HeadRuns::retrieval(kinds, layers[l]), HeadRuns::all(kinds, layers[l]), policy,
                             policy.make != nullptr
                                 ? policy.make({made->cache.get(), &made->options, l, &made->selector_sums})
                                 : std::make_unique<Selector>()});

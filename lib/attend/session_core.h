@@ -38,6 +38,7 @@ struct SessionLayer {
   // the policy does not prune. So calls of both take the same memory, and with the same tokens they see the same keys.
   size_t like;
   const Layer& layer;
+  Layer by_q_head;         // the layer as if each query head had a KV head of its own
   const HeadKinds* heads;  // null where the layer has no streaming heads
   const Layer& outside;    // the layer with only the heads that attend keys outside the window
   HeadRuns outside_runs, all_runs;

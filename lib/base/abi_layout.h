@@ -7,7 +7,7 @@
 #define TANDEM_LIB_ABI_LAYOUT_H_
 
 /* clang-format off */
-#define TANDEM_ABI_FINGERPRINT UINT64_C(0x558c53c8889df039)
+#define TANDEM_ABI_FINGERPRINT UINT64_C(0x3bb71b146a3d5ded)
 
 #define TANDEM_ABI_LAYOUT(STRUCT, MEMBER) \
   STRUCT(tandem_tensor, 96) \
@@ -65,7 +65,7 @@
   MEMBER(tandem_cache_options, layer_v_types, 40) \
   MEMBER(tandem_cache_options, k_rotation, 48) \
   MEMBER(tandem_cache_options, x_type, 52) \
-  STRUCT(tandem_session_options, 144) \
+  STRUCT(tandem_session_options, 152) \
   MEMBER(tandem_session_options, struct_size, 0) \
   MEMBER(tandem_session_options, sleep_between_calls, 4) \
   MEMBER(tandem_session_options, policy, 8) \
@@ -86,6 +86,7 @@
   MEMBER(tandem_session_options, n_streaming_heads, 120) \
   MEMBER(tandem_session_options, selection_indices, 128) \
   MEMBER(tandem_session_options, pruning, 136) \
+  MEMBER(tandem_session_options, patterns, 144) \
   STRUCT(tandem_attend_args, 128) \
   MEMBER(tandem_attend_args, struct_size, 0) \
   MEMBER(tandem_attend_args, flags, 4) \
@@ -193,6 +194,26 @@
   MEMBER(tandem_pruning, n_decode, 24) \
   MEMBER(tandem_pruning, append, 32) \
   MEMBER(tandem_pruning, n_append, 40) \
+  STRUCT(tandem_head_pattern, 48) \
+  MEMBER(tandem_head_pattern, struct_size, 0) \
+  MEMBER(tandem_head_pattern, kinds, 4) \
+  MEMBER(tandem_head_pattern, sink_tokens, 8) \
+  MEMBER(tandem_head_pattern, window_tokens, 16) \
+  MEMBER(tandem_head_pattern, vertical_tokens, 24) \
+  MEMBER(tandem_head_pattern, slash_tokens, 32) \
+  MEMBER(tandem_head_pattern, n_blocks, 40) \
+  STRUCT(tandem_patterns, 24) \
+  MEMBER(tandem_patterns, struct_size, 0) \
+  MEMBER(tandem_patterns, reserved, 4) \
+  MEMBER(tandem_patterns, heads, 8) \
+  MEMBER(tandem_patterns, n_heads, 16) \
+  STRUCT(tandem_pattern_file_options, 40) \
+  MEMBER(tandem_pattern_file_options, struct_size, 0) \
+  MEMBER(tandem_pattern_file_options, reserved, 4) \
+  MEMBER(tandem_pattern_file_options, group_size, 8) \
+  MEMBER(tandem_pattern_file_options, threshold, 16) \
+  MEMBER(tandem_pattern_file_options, sink_tokens, 24) \
+  MEMBER(tandem_pattern_file_options, window_tokens, 32) \
   STRUCT(tandem_memory_plan, 120) \
   MEMBER(tandem_memory_plan, struct_size, 0) \
   MEMBER(tandem_memory_plan, reserved, 4) \
@@ -243,7 +264,7 @@
   MEMBER(tandem_cache_stats, device_stream_bytes, 88) \
   MEMBER(tandem_cache_stats, pinned_bytes, 96) \
   MEMBER(tandem_cache_stats, device_weights_bytes, 104) \
-  STRUCT(tandem_session_stats, 232) \
+  STRUCT(tandem_session_stats, 248) \
   MEMBER(tandem_session_stats, struct_size, 0) \
   MEMBER(tandem_session_stats, reserved, 4) \
   MEMBER(tandem_session_stats, n_attends, 8) \
@@ -273,13 +294,15 @@
   MEMBER(tandem_session_stats, predicted_part_ns, 200) \
   MEMBER(tandem_session_stats, planned_part_ns, 208) \
   MEMBER(tandem_session_stats, streamed_x_bytes, 216) \
-  MEMBER(tandem_session_stats, judged_kv_bytes, 224)
+  MEMBER(tandem_session_stats, judged_kv_bytes, 224) \
+  MEMBER(tandem_session_stats, pattern_pairs, 232) \
+  MEMBER(tandem_session_stats, pattern_dense_pairs, 240)
 
 #define TANDEM_ABI_DEFAULTS(DEFAULTS) \
   DEFAULTS(tandem_engine_options, TANDEM_ENGINE_OPTIONS_INIT, 104) \
   DEFAULTS(tandem_layer_options, TANDEM_LAYER_OPTIONS_INIT, 96) \
   DEFAULTS(tandem_cache_options, TANDEM_CACHE_OPTIONS_INIT, 56) \
-  DEFAULTS(tandem_session_options, TANDEM_SESSION_OPTIONS_INIT, 144) \
+  DEFAULTS(tandem_session_options, TANDEM_SESSION_OPTIONS_INIT, 152) \
   DEFAULTS(tandem_attend_args, TANDEM_ATTEND_ARGS_INIT, 128) \
   DEFAULTS(tandem_attend_tensors_args, TANDEM_ATTEND_TENSORS_ARGS_INIT, 144) \
   DEFAULTS(tandem_layer_projection, TANDEM_LAYER_PROJECTION_INIT, 80) \
@@ -289,10 +312,13 @@
   DEFAULTS(tandem_pruning_stage, TANDEM_PRUNING_STAGE_INIT, 56) \
   DEFAULTS(tandem_pruning_record, TANDEM_PRUNING_RECORD_INIT, 40) \
   DEFAULTS(tandem_pruning, TANDEM_PRUNING_INIT, 48) \
+  DEFAULTS(tandem_head_pattern, TANDEM_HEAD_PATTERN_INIT, 48) \
+  DEFAULTS(tandem_patterns, TANDEM_PATTERNS_INIT, 24) \
+  DEFAULTS(tandem_pattern_file_options, TANDEM_PATTERN_FILE_OPTIONS_INIT, 40) \
   DEFAULTS(tandem_memory_plan, TANDEM_MEMORY_PLAN_INIT, 120) \
   DEFAULTS(tandem_route_plan, TANDEM_ROUTE_PLAN_INIT, 120) \
   DEFAULTS(tandem_cache_stats, TANDEM_CACHE_STATS_INIT, 112) \
-  DEFAULTS(tandem_session_stats, TANDEM_SESSION_STATS_INIT, 232)
+  DEFAULTS(tandem_session_stats, TANDEM_SESSION_STATS_INIT, 248)
 /* clang-format on */
 
 #endif /* TANDEM_LIB_ABI_LAYOUT_H_ */

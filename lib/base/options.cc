@@ -105,6 +105,10 @@ void tandem_pruning_stage_init(tandem_pruning_stage* stage) { tandem::init(stage
 void tandem_pruning_record_init(tandem_pruning_record* record) { tandem::init(record); }
 void tandem_pruning_init(tandem_pruning* pruning) { tandem::init(pruning); }
 
+void tandem_head_pattern_init(tandem_head_pattern* pattern) { tandem::init(pattern); }
+void tandem_patterns_init(tandem_patterns* patterns) { tandem::init(patterns); }
+void tandem_pattern_file_options_init(tandem_pattern_file_options* options) { tandem::init(options); }
+
 void tandem_attend_tensors_args_init(tandem_attend_tensors_args* args) { tandem::init(args); }
 
 void tandem_weights_options_init(tandem_weights_options* options) { tandem::init(options); }

@@ -110,6 +110,7 @@ void HostPart::lay_out_jobs() {
 void HostPart::begin_named() {
   const NamedJobs::Facts facts = {&facts_.cache->engine().cpu(),
                                   facts_.layer,
+                                  facts_.heads_per_kv,
                                   facts_.layer_idx,
                                   facts_.n_ahead,
                                   facts_.named,

@@ -35,6 +35,7 @@ class HostPart {
   struct Facts {
     const Cache* cache = nullptr;
     const Layer* layer = nullptr;
+    int32_t heads_per_kv = 1;          // as in NamedJobs
     const HeadKinds* heads = nullptr;  // null: the layer has no streaming heads
     int32_t layer_idx = 0;
     // Not 0: the calls are those of a layer so many before this one, and in a step it is planned like that. None of them has

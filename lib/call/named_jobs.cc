@@ -52,34 +52,34 @@ QueryNames NamedJobs::names_of(const SequenceCall& call) const {
 }
 
 // Of a job: a range ends where a page does, or where positions do not go on.
-int64_t NamedJobs::most_runs(size_t call) const {
+int64_t NamedJobs::most_runs(size_t call, int64_t query, int32_t head) const {
   const SequenceCall& of = calls_[call];
   const QueryNames names = names_of(of);
   const int64_t page_len = views_[call].page_len, unit = int64_t{1} << names.keys.unit_shift;
   const bool by_position = facts_.layer->rope != nullptr && !views_[call].positions.empty();
   const bool in_tree = of.visibility.tree_words > 0;
   const int64_t of_unit = by_position || in_tree ? unit : (unit + page_len - 1) / page_len + 1;
-  int64_t n = names.keys.n_idx * of_unit;
-  const int64_t n_added = names.sink_len + names.window_len + 2 * kMostQueryBlock;
+  int64_t n = std::ssize(names.row(query, head)) * of_unit;
+  const int64_t n_added = names.rows != nullptr ? of.length : names.sink_len + names.window_len + 2 * kMostQueryBlock;
   if (names.keys.plus_window) n += by_position ? n_added : n_added / page_len + 4;
   return std::min(n + (in_tree ? of.q_len : 0), of.length);
 }
 
-SeenTokens NamedJobs::seen_by(const SequenceCall& call, const QueryNames& names, int64_t query, int64_t n_queries) const {
+SeenTokens NamedJobs::seen_by(const SequenceCall& call, const QueryNames& names, const HeadQueries& of) const {
   SeenTokens seen;
-  seen.own = call.first_query + query + n_queries - 1;
-  seen.begin = call.visibility.begin[query];
-  int64_t newest = call.first_query + names.window_query(query);  // its number in its chain of tokens
+  seen.own = call.first_query + of.query + of.n_queries - 1;
+  seen.begin = call.visibility.begin[of.query];
+  int64_t newest = call.first_query + names.window_query(of.query);  // its number in its chain of tokens
   if (call.visibility.tree_words > 0) {
     seen.tree_begin = call.visibility.tree_begin;
-    seen.tree_bits = call.visibility.tree_bits + query * call.visibility.tree_words;
+    seen.tree_bits = call.visibility.tree_bits + of.query * call.visibility.tree_words;
     int64_t n_ancestors = 0;
     for (int32_t w = 0; w < call.visibility.tree_words; ++w) n_ancestors += std::popcount(seen.tree_bits[w]);
     newest = call.first_query + n_ancestors - 1;
   }
   if (!names.keys.plus_window) return seen;
   seen.sink_end = facts_.layer->sliding_window > 0 ? 0 : names.sink_len;
-  seen.newest_begin = std::max<int64_t>(0, newest + 1 - names.window_len);
+  seen.newest_begin = names.newest_begin(of.query, of.kv_head, newest);
   seen.n_first_ancestors = std::max<int64_t>(0, seen.sink_end - call.first_query);
   seen.n_newest_ancestors = names.window_len;
   return seen;
@@ -97,10 +97,10 @@ int64_t NamedJobs::n_in_window(const SequenceCall& call, TokenRange tokens) cons
 
 // Of a row on a device that is wrong there are none.
 template <typename Visit>
-void NamedJobs::for_tokens(const SequenceCall& call, int64_t query, int64_t n_queries, int32_t kv_head, Visit visit) const {
+void NamedJobs::for_tokens(const SequenceCall& call, const HeadQueries& of, Visit visit) const {
   const QueryNames names = names_of(call);
-  const std::span<const int32_t> row = names.row(query, kv_head);
-  const SeenTokens seen = seen_by(call, names, query, n_queries);
+  const std::span<const int32_t> row = names.row(of.query, of.kv_head);
+  const SeenTokens seen = seen_by(call, names, of);
   if (facts_.on_device && first_wrong(row, names.keys.unit_shift, seen.own) >= 0) return;
   for_named_tokens(names.keys, row, seen, visit);
 }
@@ -119,7 +119,8 @@ void NamedJobs::add_runs(TokenRange tokens, Job* job) {
   }
   for (int64_t t = tokens.begin; t < tokens.end;) {
     const TokenRun at = first_tokens(call, view, *facts_.layer, {t, tokens.end});
-    runs_[job->first_run + job->n_runs++] = run_of(call, view, *facts_.layer, facts_.layer_idx, at, job->kv_head);
+    runs_[job->first_run + job->n_runs++] =
+        run_of(call, view, *facts_.layer, facts_.layer_idx, at, job->kv_head / facts_.heads_per_kv);
     t += at.n;
   }
   job->n_keys += tokens.end - tokens.begin;
@@ -127,7 +128,7 @@ void NamedJobs::add_runs(TokenRange tokens, Job* job) {
 
 void NamedJobs::fill(Job* job) {
   const SequenceCall& call = calls_[job->call];
-  for_tokens(call, job->query, job->n_queries, job->kv_head, [&](TokenRange tokens) { add_runs(tokens, job); });
+  for_tokens(call, {job->query, job->n_queries, job->kv_head}, [&](TokenRange tokens) { add_runs(tokens, job); });
   job->visibility.begin = call.visibility.begin + job->query;
   job->visibility.end = call.visibility.end + job->query;
 }
@@ -137,14 +138,14 @@ void NamedJobs::note() {
     const QueryNames names = names_of(call);
     for (int64_t t = 0; t < call.q_len && !has_jobs(call); ++t)
       for (int32_t h = 0; h < facts_.layer->n_kv_heads; ++h)
-        for_tokens(call, t, 1, h, [&](TokenRange tokens) { n_resident_ += n_in_window(call, tokens); });
+        for_tokens(call, {t, 1, h}, [&](TokenRange tokens) { n_resident_ += n_in_window(call, tokens); });
     if (facts_.is_speculative) continue;
     const int64_t last = (call.q_len - 1) / names.query_block * names.query_block;
     std::vector<std::vector<TokenRange>>& named = call.state[facts_.n_ahead].named;
     named.resize(static_cast<size_t>(names.keys.n_heads));
     for (size_t h = 0; h < named.size(); ++h) {
       named[h].clear();
-      for_tokens(call, last, call.q_len - last, static_cast<int32_t>(h),
+      for_tokens(call, {last, call.q_len - last, static_cast<int32_t>(h)},
                  [&](TokenRange tokens) { named[h].push_back(tokens); });
     }
   }
@@ -186,7 +187,7 @@ bool NamedJobs::next(std::span<const StoreView> views) {
       ++call_;
       continue;
     }
-    const int64_t most = most_runs(call_);
+    const int64_t most = most_runs(call_, query_, kv_head_);
     if (!batch_.empty() && n_runs + most > kMostRuns) break;
     const int64_t n_queries = std::min(names_of(call).query_block, call.q_len - query_);
     batch_.push_back({call_, query_, n_queries, kv_head_, static_cast<size_t>(n_runs)});

@@ -23,6 +23,7 @@ class NamedJobs {
   struct Facts {
     const Backend* cpu = nullptr;
     const Layer* layer = nullptr;
+    int32_t heads_per_kv = 1;  // of the layer's KV heads, those that read the same keys: above 1 in a layer by query heads
     int32_t layer_idx = 0;
     int32_t n_ahead = 0;                   // the calls are those of a layer so many before this one
     const NamedKeys* named = nullptr;      // the caller's; null: each sequence's selector has named its keys
@@ -51,6 +52,10 @@ class NamedJobs {
 
  private:
   static const SlotHeader& header_of(const HostSlot& slot) { return *reinterpret_cast<const SlotHeader*>(slot.data); }
+  struct HeadQueries {  // a block of queries in one head
+    int64_t query, n_queries;
+    int32_t kv_head;
+  };
   struct Job {
     size_t call;
     int64_t query, n_queries;
@@ -62,12 +67,11 @@ class NamedJobs {
 
   int64_t n_jobs() const;  // of the call
   bool has_jobs(const SequenceCall& call) const { return !facts_.on_device || call.has_cpu_part(); }
-  int64_t most_runs(size_t call) const;
+  int64_t most_runs(size_t call, int64_t query, int32_t head) const;
   QueryNames names_of(const SequenceCall& call) const;
-  // Of the block of queries that begins with `query`.
-  SeenTokens seen_by(const SequenceCall& call, const QueryNames& names, int64_t query, int64_t n_queries) const;
+  SeenTokens seen_by(const SequenceCall& call, const QueryNames& names, const HeadQueries& of) const;
   template <typename Visit>
-  void for_tokens(const SequenceCall& call, int64_t query, int64_t n_queries, int32_t kv_head, Visit visit) const;
+  void for_tokens(const SequenceCall& call, const HeadQueries& of, Visit visit) const;
   TokenRange window_of(const SequenceCall& call) const;
   int64_t n_in_window(const SequenceCall& call, TokenRange tokens) const;
   void fill(Job* job);

@@ -33,6 +33,13 @@ struct NamedKeys {
   }
 };
 
+// The keys of a block of queries in one head: units, and all tokens from newest_begin on.
+struct NamedRow {
+  const int32_t* idx = nullptr;
+  int64_t n = 0;
+  int64_t newest_begin = 0;
+};
+
 // The rows of one sequence's queries in a call. query_block queries share a row; the first block has the row `first`. What
 // plus_window adds counts from a block's first query, or from one before it.
 struct QueryNames {
@@ -43,13 +50,24 @@ struct QueryNames {
   // most kMostQueryBlock - 1 queries before that.
   const int64_t* window_queries = nullptr;
   int64_t sink_len = 0, window_len = 0;  // what plus_window adds
+  // Instead of the indices and the window above, where heads have windows of their own: [n_blocks][n_heads of `keys`].
+  const NamedRow* rows = nullptr;
 
   int64_t window_query(int64_t query) const {
     return window_queries != nullptr ? window_queries[query / query_block] : query;
   }
-  std::span<const int32_t> row(int64_t query, int32_t kv_head) const {
-    return keys.row(first + query / query_block, kv_head);
+  std::span<const int32_t> row(int64_t query, int32_t head) const {
+    if (rows == nullptr) return keys.row(first + query / query_block, head);
+    const NamedRow& own = of_head(query, head);
+    return {own.idx, static_cast<size_t>(own.n)};
   }
+  // plus_window: `newest` is the query that the window ends with, as a number in its chain of tokens.
+  int64_t newest_begin(int64_t query, int32_t head, int64_t newest) const {
+    return rows != nullptr ? of_head(query, head).newest_begin : std::max<int64_t>(0, newest + 1 - window_len);
+  }
+
+ private:
+  const NamedRow& of_head(int64_t query, int32_t head) const { return rows[query / query_block * keys.n_heads + head]; }
 };
 
 // What a query could see without a selection: tokens [begin, own], and of those from tree_begin on its ancestors.

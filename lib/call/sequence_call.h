@@ -32,6 +32,7 @@ struct SequenceCall {
   int64_t first_query = 0;     // token index
   int64_t length = 0;          // tokens of the layer with the new ones
   bool is_append = false;      // several committed queries: everything is attended and re-evaluated
+  bool by_q_head = false;      // rows are ordered [n_q_heads][q_len], and each query head has keys of its own
   bool observes = false;       // a decode query whose weights go into the MAW
   int64_t window_begin = 0;    // before the call's own rows
   int64_t dense_begin = 0;     // keys [dense_begin, length) are what policy "all" would attend

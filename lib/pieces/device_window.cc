@@ -59,7 +59,7 @@ WindowGeometry make_window_geometry(const std::vector<Layer>& layers, const Laye
       planes.maw_at = geometry.page_bytes;
       geometry.page_bytes += int64_t{4} * layer.n_q_heads * kDevicePageLen;  // a multiple of the alignment
     }
-    if (policies[l].names_keys()) lay_out_pruned(layer, pruning.layers[l], n_key_lists(layer, pruning), &geometry);
+    if (policies[l].prunes) lay_out_pruned(layer, pruning.layers[l], n_key_lists(layer, pruning), &geometry);
     planes.bytes = geometry.page_bytes - planes.at[0];
   }
   return geometry;

@@ -109,7 +109,7 @@ void plan_reads(const std::vector<Layer>& layers, const LayerPolicies& policies,
                 std::span<const int64_t> kv_lens, bool on_device, tandem_memory_plan* plan) {
   double mean = 0.0, first = 0.0, most = 0.0;
   for (size_t l = 0; l < layers.size(); ++l) {
-    if (!policies[l].names_keys()) continue;
+    if (!policies[l].prunes) continue;
     const Layer layer = on_device ? window_layer(layers[l]) : layers[l];
     PlannedJudging one;
     for (size_t i = 0; i < kv_lens.size(); ++i) {
@@ -160,7 +160,8 @@ Status plan_memory(const Engine& engine, std::vector<Layer> layers, const tandem
   std::vector<HeadKinds> heads;
   if (session != nullptr) TANDEM_TRY(resolve_policy_options(*session, &options));
   if (session != nullptr) TANDEM_TRY(LayerPolicies::resolve(*session, layers, &policies));
-  if (session != nullptr) TANDEM_TRY(resolve_pruning(*session, policies.names_keys(), layers, &options.pruning));
+  if (session != nullptr) TANDEM_TRY(resolve_pruning(*session, policies.prune(), layers, &options.pruning));
+  if (session != nullptr) TANDEM_TRY(resolve_patterns(*session, policies.follow_patterns(), layers, &options.patterns));
   if (session != nullptr) TANDEM_TRY(resolve_route_options(*session, policies, layers, &routes));
   if (session != nullptr) TANDEM_TRY(resolve_streaming_heads(*session, policies, layers, &heads));
   if (engine.device() != nullptr) TANDEM_TRY(check_layers(*engine.device(), layers));

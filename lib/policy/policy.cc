@@ -38,10 +38,16 @@ LayerPolicies LayerPolicies::all_of(const Policy& policy, const std::vector<Laye
   return made;
 }
 
-std::vector<bool> LayerPolicies::names_keys() const {
-  std::vector<bool> names;
-  for (const Policy* policy : policies_) names.push_back(policy->names_keys());
-  return names;
+std::vector<bool> LayerPolicies::prune() const {
+  std::vector<bool> prune;
+  for (const Policy* policy : policies_) prune.push_back(policy->prunes);
+  return prune;
+}
+
+std::vector<bool> LayerPolicies::follow_patterns() const {
+  std::vector<bool> follow;
+  for (const Policy* policy : policies_) follow.push_back(policy->follows_patterns);
+  return follow;
 }
 
 Status LayerPolicies::resolve(const tandem_session_options& options, const std::vector<Layer>& layers,

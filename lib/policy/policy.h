@@ -12,6 +12,7 @@
 
 #include "lib/base/status.h"
 #include "lib/model/layer.h"
+#include "lib/policy/head_patterns.h"
 #include "lib/policy/pruning.h"
 
 namespace tandem {
@@ -25,6 +26,7 @@ struct PolicyOptions {
   int64_t halo_len = 128;
   int64_t selection_len = 0;  // indices that a query of a planned step names for a KV head, at most
   Pruning pruning;
+  Patterns patterns;
 };
 
 // Tokens outside the window that a call attends.
@@ -53,6 +55,9 @@ struct Policy {
   std::unique_ptr<Selector> (*make)(const SelectorSetup& setup);
   SelectorBytes (*bytes)(const Layer& layer, const PolicyOptions& options, size_t layer_idx, int64_t kv_len);
 
+  bool prunes = false;            // by the records of PolicyOptions::pruning
+  bool follows_patterns = false;  // of PolicyOptions::patterns
+
   bool names_keys() const { return host_keys(false) == HostKeys::kNamed; }
 };
 
@@ -65,7 +70,8 @@ class LayerPolicies {
   static LayerPolicies all_of(const Policy& policy, const std::vector<Layer>& layers);
 
   const Policy& operator[](size_t layer_idx) const { return *policies_[layer_idx]; }
-  std::vector<bool> names_keys() const;  // [n_layers]
+  std::vector<bool> prune() const;            // [n_layers]
+  std::vector<bool> follow_patterns() const;  // likewise
   template <typename F>
   bool any(F is_wanted) const {
     return std::any_of(policies_.begin(), policies_.end(), [&](const Policy* policy) { return is_wanted(*policy); });
@@ -103,6 +109,6 @@ inline int64_t evicted_at_once(const Policy& policy, const PolicyOptions& option
 int64_t counted_queries(float alpha);
 
 std::span<const Policy* const> policy_table();
-extern const Policy kPolicyAll, kPolicyStreaming, kPolicyHgca, kPolicyHip;
+extern const Policy kPolicyAll, kPolicyStreaming, kPolicyHgca, kPolicyHip, kPolicyPatterns;
 
 }  // namespace tandem

@@ -10,6 +10,7 @@ std::span<const Policy* const> policy_table() {
       &kPolicyStreaming,
       &kPolicyHgca,
       &kPolicyHip,
+      &kPolicyPatterns,
   };
   return kPolicies;
 }

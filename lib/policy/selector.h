@@ -128,9 +128,15 @@ struct Observation {
   ObserveScratch* scratch = nullptr;
 };
 
+// Pairs of a query and a key, query head by query head.
+struct AttendedPairs {
+  int64_t n = 0, n_dense = 0;  // n_dense: what policy "all" would have attended
+};
+
 class Selector {
  public:
   virtual ~Selector() = default;
+  virtual AttendedPairs pairs() const { return {}; }  // of appends that followed head patterns, since the selector was made
   virtual std::unique_ptr<SelectState> make_state() { return std::make_unique<SelectState>(); }
   // On device tensors it may throw bad_alloc. On host tensors it must not: the caller's outputs are written.
   virtual void observe(const Observation&) {}

@@ -219,7 +219,7 @@ Status size_long(const SizeTerms& terms, const CallShape& shape, bool streams, P
   const Policy& policy = terms.policies[shape.layer_idx];
   *size = {};
   const bool names = shape.idx_heads > 0;
-  const bool searches = policy.names_keys();  // then the window has all keys
+  const bool searches = policy.prunes;  // then the window has all keys
   if (!shape.appends || shape.is_speculative || (names && !shape.may_be_long) || !(can_stream(policy, true) || searches) ||
       shape.most_queries < std::min(longest.q_len, terms.most_of_chunk()))
     return {};

@@ -46,6 +46,7 @@ const Policy kPolicyHip = {
     .host_keys = [](bool) { return HostKeys::kNamed; },
     .make = [](const SelectorSetup& setup) -> std::unique_ptr<Selector> { return std::make_unique<Hip>(setup); },
     .bytes = bytes_of,
+    .prunes = true,
 };
 
 const Backend& Hip::cpu() const { return cache().engine().cpu(); }

@@ -369,6 +369,9 @@ void test_init(void**) {
   check_init<tandem_session_options>(tandem_session_options_init, TANDEM_SESSION_OPTIONS_INIT);
   check_init<tandem_attend_args>(tandem_attend_args_init, TANDEM_ATTEND_ARGS_INIT);
   check_init<tandem_attend_tensors_args>(tandem_attend_tensors_args_init, TANDEM_ATTEND_TENSORS_ARGS_INIT);
+  check_init<tandem_head_pattern>(tandem_head_pattern_init, TANDEM_HEAD_PATTERN_INIT);
+  check_init<tandem_patterns>(tandem_patterns_init, TANDEM_PATTERNS_INIT);
+  check_init<tandem_pattern_file_options>(tandem_pattern_file_options_init, TANDEM_PATTERN_FILE_OPTIONS_INIT);
   check_init<tandem_weights_options>(tandem_weights_options_init, TANDEM_WEIGHTS_OPTIONS_INIT);
 }
 

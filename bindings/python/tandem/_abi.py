@@ -11,7 +11,7 @@ from typing import Any
 
 MAJOR, MINOR = 0, 2
 SONAME = f"libtandem.so.{MAJOR}"
-FINGERPRINT = 0x558C53C8889DF039  # tandem_abi_fingerprint(MINOR) where pointers have 64 bits
+FINGERPRINT = 0x3BB71B146A3D5DED  # tandem_abi_fingerprint(MINOR) where pointers have 64 bits
 
 STATUS = {"OK": 0, "INVALID_ARGUMENT": -1, "INVALID_HANDLE": -2, "INVALID_STATE": -3, "UNSUPPORTED": -4, "OUT_OF_MEMORY": -5,
     "CAPACITY": -6, "BUSY": -7, "NOT_FOUND": -8, "CANCELLED": -9, "TIMEOUT": -10, "DEVICE_LOST": -11, "BACKEND": -12,
@@ -33,6 +33,13 @@ ATTEND_PARTIAL = 2
 TENSORS_CAUSAL = 1
 SELECTION_ANY_ORDER = 1
 SELECTION_PLUS_WINDOW = 2
+PATTERN_BLOCK = 128
+PATTERN_CHUNK = 8192
+PATTERN_UNIT = 8
+PATTERN_FULL = 1
+PATTERN_A_SHAPE = 2
+PATTERN_VERTICAL_SLASH = 4
+PATTERN_BLOCK_SPARSE = 8
 
 LogFunction = ctypes.CFUNCTYPE(None, c_int32, c_char_p, c_void_p)
 
@@ -88,6 +95,16 @@ class PruningStruct(ctypes.Structure):
                 ("n_append", c_int64)]
 
 
+class HeadPatternStruct(ctypes.Structure):
+    _fields_ = [("struct_size", c_uint32), ("kinds", c_uint32), ("sink_tokens", c_int64), ("window_tokens", c_int64),
+                ("vertical_tokens", c_int64), ("slash_tokens", c_int64), ("n_blocks", c_int64)]
+
+
+class PatternsStruct(ctypes.Structure):
+    _fields_ = [("struct_size", c_uint32), ("reserved", c_int32), ("heads", POINTER(HeadPatternStruct)),
+                ("n_heads", c_int64)]
+
+
 class SessionOptionsStruct(ctypes.Structure):
     _fields_ = [("struct_size", c_uint32), ("sleep_between_calls", c_int32), ("policy", c_char_p),
                 ("layer_policies", POINTER(c_char_p)), ("n_layer_policies", c_int64), ("window_tokens", c_int64),
@@ -95,7 +112,7 @@ class SessionOptionsStruct(ctypes.Structure):
                 ("route", c_char_p), ("stream_buffer_bytes", c_int64), ("stream_fraction", c_double),
                 ("append_tokens", c_int64), ("stream_heads", c_int64), ("recompute_share", c_double),
                 ("streaming_heads", POINTER(c_uint8)), ("n_streaming_heads", c_int64), ("selection_indices", c_int64),
-                ("pruning", POINTER(PruningStruct))]
+                ("pruning", POINTER(PruningStruct)), ("patterns", POINTER(PatternsStruct))]
 
 
 class SelectionStruct(ctypes.Structure):
@@ -127,6 +144,11 @@ class WeightsStatsStruct(ctypes.Structure):
                 ("resident_bytes", c_int64), ("host_bytes", c_int64), ("pinned_bytes", c_int64), ("device_bytes", c_int64),
                 ("buffer_bytes", c_int64), ("n_uses", c_int64), ("n_streamed_uses", c_int64), ("n_ahead", c_int64),
                 ("streamed_bytes", c_int64)]
+
+
+class PatternFileOptionsStruct(ctypes.Structure):
+    _fields_ = [("struct_size", c_uint32), ("reserved", c_int32), ("group_size", c_int64), ("threshold", c_double),
+                ("sink_tokens", c_int64), ("window_tokens", c_int64)]
 
 
 class MemoryPlanStruct(ctypes.Structure):
@@ -163,7 +185,8 @@ class SessionStatsStruct(ctypes.Structure):
                 ("filled_kv_bytes", c_int64), ("n_stream_parts", c_int64), ("stream_part_ns", c_int64),
                 ("streamed_kv_bytes", c_int64), ("n_joint_parts", c_int64), ("host_part_tokens", c_int64),
                 ("stream_part_tokens", c_int64), ("n_planned_parts", c_int64), ("predicted_part_ns", c_int64),
-                ("planned_part_ns", c_int64), ("streamed_x_bytes", c_int64), ("judged_kv_bytes", c_int64)]
+                ("planned_part_ns", c_int64), ("streamed_x_bytes", c_int64), ("judged_kv_bytes", c_int64),
+                ("pattern_pairs", c_int64), ("pattern_dense_pairs", c_int64)]
 
 
 # Structs by their C names, in the order of the header.
@@ -173,8 +196,10 @@ STRUCTS: dict[str, type[ctypes.Structure]] = {"tandem_tensor": TensorStruct, "ta
     "tandem_attend_tensors_args": AttendTensorsArgsStruct, "tandem_layer_projection": LayerProjectionStruct,
     "tandem_weights_options": WeightsOptionsStruct, "tandem_weights_stats": WeightsStatsStruct,
     "tandem_selection": SelectionStruct, "tandem_pruning_stage": PruningStageStruct,
-    "tandem_pruning_record": PruningRecordStruct, "tandem_pruning": PruningStruct, "tandem_memory_plan": MemoryPlanStruct,
-    "tandem_route_plan": RoutePlanStruct, "tandem_cache_stats": CacheStatsStruct, "tandem_session_stats": SessionStatsStruct}
+    "tandem_pruning_record": PruningRecordStruct, "tandem_pruning": PruningStruct, "tandem_head_pattern": HeadPatternStruct,
+    "tandem_patterns": PatternsStruct, "tandem_pattern_file_options": PatternFileOptionsStruct,
+    "tandem_memory_plan": MemoryPlanStruct, "tandem_route_plan": RoutePlanStruct, "tandem_cache_stats": CacheStatsStruct,
+    "tandem_session_stats": SessionStatsStruct}
 
 # Every pointer but that to a text is void *: byref(), an address or None. Result first.
 _P, _I, _L = c_void_p, c_int32, c_int64
@@ -236,6 +261,10 @@ FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "tandem_pruning_stage_init": (None, _P),
     "tandem_pruning_record_init": (None, _P),
     "tandem_pruning_init": (None, _P),
+    "tandem_head_pattern_init": (None, _P),
+    "tandem_patterns_init": (None, _P),
+    "tandem_pattern_file_options_init": (None, _P),
+    "tandem_patterns_read": (_I, _P, _L, _P, _P, c_char_p, _P, _P),
     "tandem_plan_memory": (_I, _P, _P, _P, _P, _P, _P, _L, _P),
     "tandem_plan_report": (_I, _P, c_size_t, _P, _P, _P),
     "tandem_plan": (_I, _P, _P, _I, _P, _P, _L, _P),
@@ -246,6 +275,7 @@ FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "tandem_cpu_isa_available": (_I, c_char_p),
     "tandem_cache_get_stats": (_I, _P, _P, _P),
     "tandem_session_get_stats": (_I, _P, _P, _P),
+    "tandem_session_pattern_pairs": (_I, _P, _P, _P, _I, _P),
     "tandem_session_selection": (_I, _P, _P, _L, _P, _P, _L, _I, _I, _I, _P),
 }
 

@@ -71,7 +71,7 @@ class SessionOptions(TypedDict, total=False):
         spin for ``spin_ns`` after it. For programs whose own threads compute on the same cores in between, as PyTorch's do.
         False: they spin from the step's begin to its end.
     policy : str
-        Default: "all"; or "streaming", "hgca", "hip": which keys outside the window are attended.
+        Default: "all"; or "streaming", "hgca", "hip", "patterns": which keys outside the window are attended.
     layer_policies : sequence of str
         Names of policies, one for each layer, or None: policy is for all layers. Layers whose attention no few keys can hold
         are best left to "all".
@@ -109,6 +109,9 @@ class SessionOptions(TypedDict, total=False):
     pruning : Pruning | str
         What policy "hip" prunes (pruning.h), None: its defaults; INVALID_ARGUMENT where no layer has that policy. Read when
         the session is created.
+    patterns : Patterns | str
+        What heads attend under policy "patterns" (patterns.h): it is given where a layer has that policy, and not where none
+        has. Read when the session is created.
     """
 
     sleep_between_calls: bool
@@ -128,6 +131,7 @@ class SessionOptions(TypedDict, total=False):
     streaming_heads: Sequence[Sequence[bool]]
     selection_indices: int
     pruning: Pruning | str
+    patterns: Patterns | str
 
 
 SESSION = OptionTable(

@@ -61,6 +61,8 @@ class SessionStats:
         K and V that went to the host store, to windows that lacked them, across the bus; hidden states that crossed it.
     judged_kv_bytes : int
         K, and bounds of K, that policy "hip" read to choose keys; on a device at most.
+    pattern_pairs, pattern_dense_pairs : int
+        Pairs of a query and a key, query head by query head, that appends under "patterns" attended, and what policy "all" would have.
     n_planned_parts, predicted_part_ns, planned_part_ns : int
         Parts of which the engine knew what they would take, that, and what they took.
     """
@@ -93,6 +95,8 @@ class SessionStats:
     planned_part_ns: int
     streamed_x_bytes: int
     judged_kv_bytes: int
+    pattern_pairs: int
+    pattern_dense_pairs: int
 
 
 @dataclass(frozen=True)
@@ -435,6 +439,15 @@ class Session(Owner):
         if len(lens) != len(ours):
             raise invalid("q_lens", f"has {len(lens)} numbers for {len(ours)} sequences")
         return Step(self, ours, lens, stream)
+
+    def pattern_pairs(self, layer_idx: int = 0) -> tuple[int, int]:
+        """Of one layer: pairs of a query and a key, query head by query head, that appends under "patterns" attended, and what policy
+        "all" would have attended."""
+        pairs, dense = ctypes.c_int64(), ctypes.c_int64()
+        with self._free():
+            call(lib.tandem_session_pattern_pairs, ctypes.byref(pairs), ctypes.byref(dense), self._handle.pointer,
+                 integer("layer_idx", layer_idx, 32))
+        return pairs.value, dense.value
 
     def selection(self, sequence: Sequence, *, layer_idx: int = 0, kv_head_idx: int = 0,
                   q_head_idx: int = 0) -> tuple[NDArray[np.int64], NDArray[np.float32]]:

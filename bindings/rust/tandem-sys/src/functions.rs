@@ -221,6 +221,18 @@ extern "C" {
     pub fn tandem_pruning_stage_init(stage: *mut tandem_pruning_stage);
     pub fn tandem_pruning_record_init(record: *mut tandem_pruning_record);
     pub fn tandem_pruning_init(pruning: *mut tandem_pruning);
+    pub fn tandem_head_pattern_init(pattern: *mut tandem_head_pattern);
+    pub fn tandem_patterns_init(patterns: *mut tandem_patterns);
+    pub fn tandem_pattern_file_options_init(options: *mut tandem_pattern_file_options);
+    pub fn tandem_patterns_read(
+        heads: *mut tandem_head_pattern,
+        capacity: i64,
+        n_heads: *mut i64,
+        n_layers: *mut i64,
+        path: *const c_char,
+        options: *const tandem_pattern_file_options,
+        error: *mut *mut tandem_error,
+    ) -> i32;
     pub fn tandem_plan_memory(
         plan: *mut tandem_memory_plan,
         engine: *const tandem_engine,
@@ -272,6 +284,13 @@ extern "C" {
     pub fn tandem_session_get_stats(
         stats: *mut tandem_session_stats,
         session: *const tandem_session,
+        error: *mut *mut tandem_error,
+    ) -> i32;
+    pub fn tandem_session_pattern_pairs(
+        pairs: *mut i64,
+        dense_pairs: *mut i64,
+        session: *const tandem_session,
+        layer_idx: i32,
         error: *mut *mut tandem_error,
     ) -> i32;
     pub fn tandem_session_selection(

@@ -5,7 +5,7 @@ use super::*;
 use std::os::raw::{c_char, c_void};
 
 /// `tandem_abi_fingerprint(TANDEM_VERSION_MINOR)` that these declarations were written for (64-bit pointers).
-pub const FINGERPRINT: u64 = 0x558c_53c8_889d_f039;
+pub const FINGERPRINT: u64 = 0x3bb7_1b14_6a3d_5ded;
 
 /// Called from any thread of the library; must not call back into it.
 pub type tandem_log_fn = unsafe extern "C" fn(level: i32, message: *const c_char, user: *mut c_void);
@@ -109,6 +109,7 @@ abi_structs! {
         n_streaming_heads: i64,
         selection_indices: i64,
         pruning: *const tandem_pruning,
+        patterns: *const tandem_patterns,
     }
 
     struct tandem_attend_args {
@@ -236,6 +237,32 @@ abi_structs! {
         n_append: i64,
     }
 
+    struct tandem_head_pattern {
+        struct_size: u32,
+        kinds: u32,
+        sink_tokens: i64,
+        window_tokens: i64,
+        vertical_tokens: i64,
+        slash_tokens: i64,
+        n_blocks: i64,
+    }
+
+    struct tandem_patterns {
+        struct_size: u32,
+        reserved: i32,
+        heads: *const tandem_head_pattern,
+        n_heads: i64,
+    }
+
+    struct tandem_pattern_file_options {
+        struct_size: u32,
+        reserved: i32,
+        group_size: i64,
+        threshold: f64,
+        sink_tokens: i64,
+        window_tokens: i64,
+    }
+
     struct tandem_memory_plan {
         struct_size: u32,
         reserved: i32,
@@ -323,5 +350,7 @@ abi_structs! {
         planned_part_ns: i64,
         streamed_x_bytes: i64,
         judged_kv_bytes: i64,
+        pattern_pairs: i64,
+        pattern_dense_pairs: i64,
     }
 }

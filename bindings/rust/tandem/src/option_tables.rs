@@ -5,6 +5,7 @@ use crate::dtype::Dtype;
 use crate::error::Result;
 use crate::options::{array, c_text, c_texts, pointer, Rotation};
 use crate::pruning::Pruning;
+use crate::patterns::Patterns;
 use std::mem::size_of;
 use std::ptr;
 use tandem_sys as sys;
@@ -60,7 +61,7 @@ pub struct SessionOptions {
     /// they spin for `spin_ns` after it. For programs whose own threads compute on the same cores in between, as PyTorch's
     /// do. `false`: they spin from the step's begin to its end.
     pub sleep_between_calls: bool,
-    /// Default: "all"; or "streaming", "hgca", "hip": which keys outside the window are attended.
+    /// Default: "all"; or "streaming", "hgca", "hip", "patterns": which keys outside the window are attended.
     pub policy: String,
     /// Names of policies, one for each layer, or `None`: policy is for all layers. Layers whose attention no few keys can
     /// hold are best left to "all".
@@ -99,6 +100,9 @@ pub struct SessionOptions {
     /// What policy "hip" prunes (pruning.h), `None`: its defaults; INVALID_ARGUMENT where no layer has that policy. Read
     /// when the session is created.
     pub pruning: Option<Pruning>,
+    /// What heads attend under policy "patterns" (patterns.h): it is given where a layer has that policy, and not where
+    /// none has. Read when the session is created.
+    pub patterns: Option<Patterns>,
 }
 
 impl Default for SessionOptions {
@@ -121,6 +125,7 @@ impl Default for SessionOptions {
             streaming_heads: Vec::new(),
             selection_indices: 0,
             pruning: None,
+            patterns: None,
         }
     }
 }
@@ -134,6 +139,7 @@ impl SessionOptions {
         let route = c_text("tandem_session_create", "route", &self.route)?;
         let streaming_heads = self.streaming_heads.iter().map(|&flag| flag.into()).collect::<Vec<u8>>();
         let pruning = self.pruning.as_ref().map(Pruning::raw).transpose()?;
+        let patterns = self.patterns.as_ref().map(Patterns::raw).transpose()?;
         function(&sys::tandem_session_options {
             struct_size: size_of::<sys::tandem_session_options>() as u32,
             sleep_between_calls: self.sleep_between_calls.into(),
@@ -155,6 +161,7 @@ impl SessionOptions {
             n_streaming_heads: streaming_heads.len() as i64,
             selection_indices: self.selection_indices,
             pruning: pruning.as_ref().map_or(ptr::null(), |made| ptr::from_ref(&made.raw)),
+            patterns: patterns.as_ref().map_or(ptr::null(), |made| ptr::from_ref(&made.raw)),
         })
     }
 }

@@ -149,6 +149,17 @@ impl Session {
         Ok((token_idx, maw))
     }
 
+    /// Of one layer: pairs of a query and a key, query head by query head, that appends under "patterns" attended, and what
+    /// policy "all" would have attended.
+    pub fn pattern_pairs(&mut self, layer_idx: i32) -> Result<(i64, i64)> {
+        let (mut pairs, mut dense, session) = (0i64, 0i64, self.as_ptr());
+        // SAFETY: a live handle that no other thread uses; both numbers are written.
+        call(|error| unsafe {
+            sys::tandem_session_pattern_pairs(&mut pairs, &mut dense, session, layer_idx, error)
+        })?;
+        Ok((pairs, dense))
+    }
+
     /// Asks for the number of keys, then for as many; once more where a selection in the background has added some.
     fn select(
         &mut self,

@@ -198,5 +198,9 @@ numbers! {
         streamed_x_bytes,
         /// K, and bounds of K, that policy "hip" read to choose keys; on a device at most.
         judged_kv_bytes,
+        /// Pairs of a query and a key, query head by query head, that appends under "patterns" attended.
+        pattern_pairs,
+        /// What policy "all" would have attended in the same calls.
+        pattern_dense_pairs,
     }
 }

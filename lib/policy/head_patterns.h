@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: MIT
+// What a policy that follows head patterns is told (patterns.h of the ABI says what each number means): for each query head
+// of a layer, of which patterns its keys are the union.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "lib/base/status.h"
+#include "lib/model/layer.h"
+
+namespace tandem {
+
+inline constexpr int64_t kPatternBlock = TANDEM_PATTERN_BLOCK;  // queries that attend the same keys
+inline constexpr int64_t kPatternChunk = TANDEM_PATTERN_CHUNK;  // queries whose columns and diagonals are the same
+inline constexpr int64_t kPatternUnit = TANDEM_PATTERN_UNIT;    // tokens, of which keys are named
+inline constexpr int32_t kPatternUnitShift = 3;
+static_assert(kPatternUnit == int64_t{1} << kPatternUnitShift && kPatternChunk % kPatternBlock == 0);
+
+struct HeadPattern {
+  uint32_t kinds = TANDEM_PATTERN_FULL;  // of which keys are united; FULL alone where it is among them
+  int64_t sink_len = 0, window_len = 0;
+  int64_t vertical_len = 0, slash_len = 0;
+  int64_t n_blocks = 0;
+
+  bool has(uint32_t kind) const { return (kinds & kind) != 0; }
+};
+
+// What a KV head attends in calls of one query: all keys, or the first sink_len and the newest window_len.
+struct DecodeKeys {
+  bool are_all = true;
+  int64_t sink_len = 0, window_len = 0;
+};
+
+struct PatternsOfLayer {
+  std::vector<HeadPattern> heads;  // [n_q_heads]
+  std::vector<DecodeKeys> decode;  // [n_kv_heads]
+};
+
+using Patterns = std::vector<PatternsOfLayer>;  // [n_layers]; empty: no layer's policy follows any
+
+// follows: [n_layers], whether the layer's policy follows them. INVALID_ARGUMENT (patterns and its members).
+Status resolve_patterns(const tandem_session_options& options, const std::vector<bool>& follows,
+                        const std::vector<Layer>& layers, Patterns* patterns);
+
+}  // namespace tandem

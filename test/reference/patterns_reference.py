@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: MIT
+"""Head patterns (include/tandem/patterns.h) in NumPy and double precision: which keys the queries of an append attend, and
+attention over them.
+
+Arrays: q [n_queries, H, d], k and v [n_tokens, G, d], rotated as attention uses them; the queries are the last n_queries tokens.
+Query head h belongs to KV head h // (H / G).
+"""
+import dataclasses
+
+import numpy as np
+
+BLOCK, CHUNK, UNIT = 128, 8192, 8
+PROBED, BAND, KEY_BLOCK = 64, 16, 64
+
+
+@dataclasses.dataclass(frozen=True)
+class Pattern:
+    """Of one query head. None: the head does not have the pattern; without any it is full."""
+    a_shape: tuple | None = None          # (sinks, window)
+    vertical_slash: tuple | None = None   # (columns, diagonals)
+    block_sparse: int | None = None       # blocks of keys
+
+
+@dataclasses.dataclass
+class Choice:
+    """Numbers that were chosen by their scores, and the scores that others could have been chosen by."""
+    scores: np.ndarray
+    n: int
+
+    def certain(self, tie):
+        """(what is chosen whatever rounding does, what may be chosen)"""
+        n = min(self.n, len(self.scores))
+        if n == 0:
+            return set(), set()
+        scores = np.where(np.isnan(self.scores), -np.inf, self.scores)
+        order = np.argsort(-scores, kind="stable")
+        last = scores[order[n - 1]]
+        after = scores[order[n]] if n < len(scores) else -np.inf
+        margin = tie * max(abs(last), 1e-30) if np.isfinite(last) else 0.0
+        sure = {int(i) for i in order[:n] if scores[i] > after + margin or n == len(scores)}
+        maybe = {int(i) for i in range(len(scores)) if scores[i] >= last - margin and np.isfinite(scores[i])} | {int(i) for i in order[:n]}
+        return sure, maybe
+
+
+def softmax(logits):
+    weights = np.exp(logits - logits.max(-1, keepdims=True))
+    return weights / weights.sum(-1, keepdims=True)
+
+
+def columns_and_bands(q, k, first, scale):
+    """Sums of weights of the chunk's last queries: of each token, and of each band of diagonals. q: of one head, from `first` on."""
+    n = min(PROBED, len(q))
+    tokens = first + len(q) - n + np.arange(n)
+    end = first + len(q)
+    logits = np.where(np.arange(end)[None] <= tokens[:, None], q[-n:] @ k[:end].T * scale, -np.inf)
+    weights = softmax(logits)
+    bands = np.zeros((end - 1) // BAND + 1)
+    distances = tokens[:, None] - np.arange(end)[None]
+    np.add.at(bands, distances[distances >= 0] // BAND, weights[distances >= 0])
+    bands[0] = np.inf
+    return weights.sum(0), bands
+
+
+def block_means(q, k, begin, scale):
+    """Of the blocks of keys that end before token `begin`: mean logits with the mean of q, the queries of a block."""
+    n = begin // KEY_BLOCK
+    return (k[:n * KEY_BLOCK] @ q.mean(0) * scale).reshape(n, KEY_BLOCK).mean(1)
+
+
+def with_units(mask):
+    """Whole units: those of which a token is named."""
+    units = np.pad(mask, (0, -len(mask) % UNIT)).reshape(-1, UNIT).any(1)
+    return np.repeat(units, UNIT)[:len(mask)]
+
+
+def masks(q, k, pattern, scale, tie=1e-5):
+    """For each block of queries of one head: (first query, tokens that are named for certain, tokens that may be named), as masks
+    over all tokens before causality. q [n_queries, d], k [n_tokens, d]."""
+    n_tokens, p0 = len(k), len(k) - len(q)
+    found = []
+    for first in range(0, len(q), CHUNK):
+        of_chunk = q[first:first + CHUNK]
+        choices = []
+        if pattern.vertical_slash is not None:
+            columns, bands = columns_and_bands(of_chunk, k, p0 + first, scale)
+            n_columns, n_diagonals = pattern.vertical_slash
+            choices = [Choice(columns, n_columns).certain(tie), Choice(bands, max(1, -(-n_diagonals // BAND))).certain(tie)]
+        for at in range(0, len(of_chunk), BLOCK):
+            begin, end = p0 + first + at, min(p0 + first + at + BLOCK, p0 + first + len(of_chunk))
+            sides = [block_mask(pattern, n_tokens, begin, end, [choice[side] for choice in choices],
+                                of_chunk[at:at + BLOCK], k, scale, tie, side) for side in (0, 1)]
+            found.append((begin - p0, *sides))
+    return found
+
+
+def block_mask(pattern, n_tokens, begin, end, chosen, q, k, scale, tie, side):
+    named, newest = np.zeros(n_tokens, bool), np.zeros(n_tokens, bool)
+    newest[begin:] = True
+    if pattern == Pattern():
+        newest[:] = True
+    if pattern.a_shape is not None:
+        sinks, window = pattern.a_shape
+        named[:sinks] = True
+        newest[max(0, begin + 1 - window):] = True
+    if chosen:
+        columns, bands = chosen
+        named[[token for token in columns if token < begin]] = True
+        for band in bands:
+            named[max(0, begin - (band + 1) * BAND + 1):max(0, min(end - band * BAND, begin))] = True
+    if pattern.block_sparse is not None:
+        for block in Choice(block_means(q, k, begin, scale), pattern.block_sparse).certain(tie)[side]:
+            named[block * KEY_BLOCK:(block + 1) * KEY_BLOCK] = True
+        newest[begin // KEY_BLOCK * KEY_BLOCK:] = True
+    return with_units(named) | newest
+
+
+def attend(q, k, v, mask, first_query, scale):
+    """Of one head's block of queries: q [n, d], the first of which is token first_query; mask over tokens."""
+    tokens = np.arange(len(k))
+    seen = mask[None] & (tokens[None] <= first_query + np.arange(len(q))[:, None])
+    return softmax(np.where(seen, q @ k.T * scale, -np.inf)) @ v
