@@ -18,7 +18,7 @@ endif()
 install(TARGETS tandem_static EXPORT tandem-static-targets ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
 
 file(RELATIVE_PATH tandem_bin_to_lib /${CMAKE_INSTALL_BINDIR} /${CMAKE_INSTALL_LIBDIR})
-foreach(program tandem-front tandem-info tandem-plan tandem-bench tandem-generate)
+foreach(program tandem-front tandem-info tandem-plan tandem-patterns tandem-bench tandem-generate)
   if(TARGET ${program})
     set_target_properties(${program} PROPERTIES INSTALL_RPATH "$ORIGIN/${tandem_bin_to_lib}")
     install(TARGETS ${program} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})

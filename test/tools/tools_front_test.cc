@@ -17,7 +17,7 @@ namespace {
 namespace fs = std::filesystem;
 
 const fs::path kFront = TANDEM_FRONT;
-constexpr const char* kTools[] = {"info", "plan", "bench"};
+constexpr const char* kTools[] = {"info", "plan", "patterns", "bench"};
 constexpr const char* kExamples[] = {"generate", "demo"};
 
 std::vector<std::string> built_commands() {
@@ -144,7 +144,7 @@ void commands_that_are_not_there(void**) {
   const ProgramRun help = run_program({folder / "tandem", "--help"});
   expect(help, 0, {});
   assert_true(help.out.find("(not part of this installation)") != std::string::npos);
-  for (const char* command : {"info", "plan", "bench", "generate", "demo"}) {
+  for (const char* command : {"info", "plan", "patterns", "bench", "generate", "demo"}) {
     expect(run_program({folder / "tandem", command}), 1,
            {"the command " + std::string(command) + " is not part of this installation", folder / "tandem-", "=ON"});
     expect(run_program({folder / "tandem", "help", command}), 1, {"not part of this installation"});

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: MIT
+// tandem-patterns: what a file of head patterns says, as tandem_patterns_read() reads it.
+#include <cstdio>
+#include <fstream>
+
+#include "tools/common/flags.h"
+#include "tools/common/run_tool.h"
+#include "tools/patterns/pattern_show.h"
+
+namespace tools {
+namespace {
+
+struct PatternsCommand {
+  bool help = false, json = false;
+  std::string path, svg;
+  tandem_pattern_file_options options = TANDEM_PATTERN_FILE_OPTIONS_INIT;
+};
+
+std::vector<Flag> patterns_flags(PatternsCommand* command) {
+  tandem_pattern_file_options* options = &command->options;
+  return {
+      number_flag("--group-size", &options->group_size, 1, 4096, "gates: query heads of a KV head (1)"),
+      real_flag("--threshold", &options->threshold, 0, 1e6, "gates: heads are full from this gate on (the file's median)"),
+      number_flag("--sink-tokens", &options->sink_tokens, 0, INT32_MAX, "gates: first tokens of the other heads (128)"),
+      number_flag("--window-tokens", &options->window_tokens, 1, INT32_MAX, "gates: newest tokens of the other heads (256)"),
+      text_flag("--svg", "OUT", &command->svg, "draw the picture into this file, too"),
+      switch_flag("--json", &command->json, "one JSON object instead of text"),
+      switch_flag("--help", &command->help, "this text"),
+  };
+}
+
+std::string patterns_help() {
+  PatternsCommand command;
+  return "tandem patterns show FILE [flags]\n\n"
+         "Which keys each head attends under the policy \"patterns\" with this file: a table by layer, and a picture of one "
+         "letter a\n"
+         "head. FILE is JSON as MInference publishes it, or gates as DuoAttention publishes them, which some flags are "
+         "for.\n\n"
+         "  tandem patterns show patterns.json\n"
+         "  tandem patterns show gates.tsv --group-size 4 --threshold 0.5\n\n" +
+         flags_help(patterns_flags(&command));
+}
+
+// "show FILE flags...", or a flag that asks for help.
+Result parse_command(int argc, const char* const* argv, PatternsCommand* command) {
+  const std::string first = argc > 1 ? argv[1] : "";
+  if (first == "--help" || first == "-h") {
+    command->help = true;
+    return {};
+  }
+  if (argc < 2) return usage_error("what to do is missing: show FILE (--help tells more)");
+  if (first != "show") return usage_error("\"%s\" is not show: tandem patterns show FILE", first.c_str());
+  const bool has_path = argc > 2 && argv[2][0] != '-';
+  if (has_path) command->path = argv[2];
+  const int n_read = has_path ? 3 : 2;
+  TOOL_TRY(parse_flags(patterns_flags(command), argc - n_read, argv + n_read));
+  if (!command->help && command->path.empty()) return usage_error("show needs a file, in front of its flags");
+  return {};
+}
+
+Result write_file(const std::string& path, const std::string& text) {
+  std::ofstream file(path, std::ios::binary);
+  file << text << std::flush;
+  return file.good() ? Result() : refuse("--svg = %s cannot be written", path.c_str());
+}
+
+Result patterns_main(int argc, const char* const* argv, bool*) {
+  PatternsCommand command;
+  TOOL_TRY(parse_command(argc, argv, &command));
+  if (command.help) {
+    std::fputs(patterns_help().c_str(), stdout);
+    return {};
+  }
+  PatternHeads heads;
+  TOOL_TRY(read_heads(command.path, command.options, &heads));
+  if (!command.svg.empty()) TOOL_TRY(write_file(command.svg, patterns_svg(heads)));
+  if (command.json)
+    std::puts(patterns_json(heads).dump().c_str());
+  else
+    std::fputs(patterns_text(heads).c_str(), stdout);
+  return {};
+}
+
+}  // namespace
+}  // namespace tools
+
+int main(int argc, char** argv) { return tools::run_tool("tandem-patterns", argc, argv, tools::patterns_main); }
