@@ -19,8 +19,8 @@ class AShape final : public PatternIndex {
 
 }  // namespace
 
-const Pattern kPatternAShape = {
-    "a-shape", TANDEM_PATTERN_A_SHAPE,
-    [](const HeadChunk& chunk) -> std::unique_ptr<PatternIndex> { return std::make_unique<AShape>(*chunk.pattern); }};
+const Pattern kPatternAShape = {TANDEM_PATTERN_A_SHAPE, [](const HeadChunk& chunk) -> std::unique_ptr<PatternIndex> {
+                                  return std::make_unique<AShape>(*chunk.pattern);
+                                }};
 
 }  // namespace tandem

@@ -63,7 +63,7 @@ class BlockSparse final : public PatternIndex {
 }  // namespace
 
 const Pattern kPatternBlockSparse = {
-    "block-sparse", TANDEM_PATTERN_BLOCK_SPARSE,
+    TANDEM_PATTERN_BLOCK_SPARSE,
     [](const HeadChunk& chunk) -> std::unique_ptr<PatternIndex> { return std::make_unique<BlockSparse>(chunk); }};
 
 }  // namespace tandem

@@ -11,7 +11,7 @@ struct Full final : PatternIndex {
 
 }  // namespace
 
-const Pattern kPatternFull = {"full", TANDEM_PATTERN_FULL,
+const Pattern kPatternFull = {TANDEM_PATTERN_FULL,
                               [](const HeadChunk&) -> std::unique_ptr<PatternIndex> { return std::make_unique<Full>(); }};
 
 }  // namespace tandem

@@ -81,7 +81,6 @@ class PatternIndex {
 };
 
 struct Pattern {
-  const char* name;
   uint32_t kind;  // TANDEM_PATTERN_*
   std::unique_ptr<PatternIndex> (*make)(const HeadChunk& chunk);
 };

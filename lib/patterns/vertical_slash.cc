@@ -82,7 +82,7 @@ class VerticalSlash final : public PatternIndex {
 }  // namespace
 
 const Pattern kPatternVerticalSlash = {
-    "vertical-slash", TANDEM_PATTERN_VERTICAL_SLASH,
+    TANDEM_PATTERN_VERTICAL_SLASH,
     [](const HeadChunk& chunk) -> std::unique_ptr<PatternIndex> { return std::make_unique<VerticalSlash>(chunk); }};
 
 }  // namespace tandem

@@ -147,7 +147,7 @@ def option_doc(option):
 def option_tables(header):
     lines = [HEAD + '"""Options of caches and sessions, and how each is turned into a member of the struct of C."""',
              "from collections.abc import Mapping, Sequence", "from typing import NamedTuple, TypedDict", "", "from . import _abi",
-             "from ._pruning import Pruning", "", "", "class OptionTable(NamedTuple):",
+             "from ._patterns import Patterns", "from ._pruning import Pruning", "", "", "class OptionTable(NamedTuple):",
              '    """Options that are no numbers or texts: by name, a name for each layer, flags and texts with the member that counts them."""',
              "", "    names: Mapping[str, Mapping[str, int]]", "    names_by_layer: Mapping[str, Mapping[str, int]]",
              "    flags: Mapping[str, str]", "    texts: Mapping[str, str]"]

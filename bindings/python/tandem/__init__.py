@@ -15,6 +15,7 @@ from ._errors import (BackendError, BusyError, CancelledError, CapacityError, Co
                       SystemError, TandemError, TimeoutError, UnsupportedError)
 from ._model import Layer, Model
 from ._options import CacheOptions, SessionOptions
+from ._patterns import HeadPattern, Patterns
 from ._projection import Projection
 from ._pruning import Pruning, PruningRecord, PruningStage
 from ._selection import Selection
@@ -26,9 +27,9 @@ from ._weights import Block, Weights, WeightsStats
 # Without TimeoutError and SystemError: `from tandem import *` leaves Python's own alone.
 __all__ = [
     "BackendError", "Block", "BusyError", "Cache", "CacheOptions", "CacheStats", "CancelFlag", "CancelledError",
-    "CapacityError", "CorruptError", "DeviceLostError", "Engine", "InternalError", "InvalidArgumentError",
+    "CapacityError", "CorruptError", "DeviceLostError", "Engine", "HeadPattern", "InternalError", "InvalidArgumentError",
     "InvalidHandleError", "InvalidStateError", "IoError", "LOG_ERROR", "LOG_INFO", "LOG_WARNING", "Layer", "MemoryPlan",
-    "Model", "NotFoundError", "OutOfMemoryError", "Projection", "Pruning", "PruningRecord",
+    "Model", "NotFoundError", "OutOfMemoryError", "Patterns", "Projection", "Pruning", "PruningRecord",
     "PruningStage", "RoutePlan", "Selection", "Sequence", "Session",
     "SessionOptions", "SessionStats", "Step", "Support", "TandemError", "Tensor", "UnsupportedError", "Weights", "WeightsStats",
     "attend_tensors", "cpu_isas", "dtype_row_bytes", "library_path", "merge", "plan_memory", "policies", "supports", "version",

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypedDict
 
 from . import _abi
+from ._patterns import Patterns
 from ._pruning import Pruning
 
 

@@ -11,7 +11,11 @@ from ._library import lib
 from ._option_tables import CACHE, SESSION, OptionTable
 from ._option_tables import CacheOptions as CacheOptions
 from ._option_tables import SessionOptions as SessionOptions
+from ._patterns import patterns_struct
 from ._pruning import pruning_struct
+
+# Options of a session that point to structs of their own.
+_STRUCTS: Mapping[str, Callable[[str, Any], Any]] = {"pruning": pruning_struct, "patterns": patterns_struct}
 
 
 def integer(name: str, value: Any, bits: int = 64) -> int:
@@ -136,7 +140,7 @@ def _filled(struct: Any, options: Mapping[str, Any], table: OptionTable, n_layer
 
     converters = {name: _name_in(codes) for name, codes in table.names.items()}
     converters |= {name: _names_in(codes, n_layers) for name, codes in table.names_by_layer.items()}
-    converters["pruning"] = lambda _, value: value
+    converters |= dict.fromkeys(_STRUCTS, lambda _, value: value)
     converters |= dict.fromkeys(table.flags, counted(_flags)) | dict.fromkeys(table.texts, counted(_texts))
     fill(struct, options, converters, who)
     return struct
@@ -153,5 +157,5 @@ def session_struct(options: Mapping[str, Any]) -> Any:
     """tandem_session_options; keeps alive what it points to."""
     struct = _abi.SessionOptionsStruct()
     lib.tandem_session_options_init(ctypes.byref(struct))
-    own = {**options, "pruning": pruning_struct("pruning", options["pruning"])} if options.get("pruning") is not None else options
-    return _filled(struct, own, SESSION, 0, "a session")
+    made = {name: make(name, options[name]) for name, make in _STRUCTS.items() if options.get(name) is not None}
+    return _filled(struct, {**options, **made}, SESSION, 0, "a session")

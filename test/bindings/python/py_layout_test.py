@@ -24,7 +24,8 @@ CONSTANTS |= {f"TANDEM_{kind}_{name.upper()}": code
                                   ("ROTATION", _abi.ROTATIONS), ("JUDGE", _abi.JUDGES)) for name, code in table.items()}
 CONSTANTS |= {f"TANDEM_{name}": getattr(_abi, name) for name in
               ("DEVICE_HOST", "DEVICE_CUDA", "LOG_ERROR", "LOG_WARNING", "LOG_INFO", "ATTEND_SPECULATIVE", "ATTEND_PARTIAL",
-               "SELECTION_ANY_ORDER", "SELECTION_PLUS_WINDOW", "I32", "TENSORS_CAUSAL")}
+               "SELECTION_ANY_ORDER", "SELECTION_PLUS_WINDOW", "I32", "TENSORS_CAUSAL", "PATTERN_BLOCK", "PATTERN_CHUNK", "PATTERN_UNIT", "PATTERN_FULL",
+               "PATTERN_A_SHAPE", "PATTERN_VERTICAL_SLASH", "PATTERN_BLOCK_SPARSE")}
 
 
 @pytest.mark.skipif(CC is None, reason="no C compiler")

@@ -28,13 +28,13 @@ def given(pattern):
     """A pattern of the reference as the library takes it."""
     kinds, sizes = [], {}
     if pattern.a_shape is not None:
-        kinds.append("a-shape")
+        kinds.append("a_shape")
         sizes |= {"sink_tokens": pattern.a_shape[0], "window_tokens": pattern.a_shape[1]}
     if pattern.vertical_slash is not None:
-        kinds.append("vertical-slash")
+        kinds.append("vertical_slash")
         sizes |= {"vertical_tokens": pattern.vertical_slash[0], "slash_tokens": pattern.vertical_slash[1]}
     if pattern.block_sparse is not None:
-        kinds.append("block-sparse")
+        kinds.append("block_sparse")
         sizes["n_blocks"] = pattern.block_sparse
     return HeadPattern(tuple(kinds), **sizes)
 
@@ -218,9 +218,9 @@ def test_trees_are_refused_and_guesses_attend_what_a_step_does():
 @pytest.mark.parametrize("patterns, message", [
     (None, "patterns = NULL"),
     (Patterns([[HeadPattern()] * 3]), "patterns.n_heads = 3, the model has 4"),
-    (Patterns([[HeadPattern(("a-shape",), sink_tokens=4)] * 4]), r"patterns.heads\[0\].window_tokens = 0"),
+    (Patterns([[HeadPattern(("a_shape",), sink_tokens=4)] * 4]), r"patterns.heads\[0\].window_tokens = 0"),
     (Patterns([[HeadPattern()] * 3 + [HeadPattern((), n_blocks=1)]]), r"patterns.heads\[3\].n_blocks = 1 and the head has no pattern"),
-    (Patterns([[HeadPattern(("block-sparse",), n_blocks=-1)] * 4]), r"patterns.heads\[0\].n_blocks = -1"),
+    (Patterns([[HeadPattern(("block_sparse",), n_blocks=-1)] * 4]), r"patterns.heads\[0\].n_blocks = -1"),
 ])
 def test_bad_patterns(patterns, message):
     with tandem.Engine(n_threads=1) as engine:

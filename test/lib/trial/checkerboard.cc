@@ -16,6 +16,6 @@ struct Checkerboard final : PatternIndex {
 }  // namespace
 
 extern const Pattern kPatternCheckerboard = {
-    "checkerboard", 16u, [](const HeadChunk&) -> std::unique_ptr<PatternIndex> { return std::make_unique<Checkerboard>(); }};
+    16u, [](const HeadChunk&) -> std::unique_ptr<PatternIndex> { return std::make_unique<Checkerboard>(); }};
 
 }  // namespace tandem
