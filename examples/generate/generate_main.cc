@@ -148,6 +148,7 @@ void print_json(const Request& request, const Outcome& outcome, const DeviceMemo
     json["kv_read_share"] = outcome.decode.share();
   }
   if (outcome.selected_share >= 0) json["selected_share"] = outcome.selected_share;
+  if (outcome.pair_share >= 0) json["pair_share"] = outcome.pair_share;
   add_device(device, &json);
   // A byte model may answer what is no UTF-8: such bytes become U+FFFD.
   std::printf("%s\n", json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace).c_str());
@@ -158,6 +159,7 @@ void print_text(const Request& request, const Outcome& outcome) {
   if (outcome.bits_per_byte >= 0) std::printf("bits per byte %.5f\n", outcome.bits_per_byte);
   std::fprintf(stderr, "prefill %lld tokens, %.0f tokens/s\n", static_cast<long long>(outcome.prefill.n_tokens),
                outcome.prefill.tokens_per_second());
+  if (outcome.pair_share >= 0) std::fprintf(stderr, "its heads attended %.1f %% of the pairs\n", 100 * outcome.pair_share);
   if (outcome.decode.n_tokens == 0) return;
   std::fprintf(stderr, "decode %lld tokens, %.0f tokens/s, KV read %.0f bytes per token, %.1f %% of dense\n",
                static_cast<long long>(outcome.decode.n_tokens), outcome.decode.tokens_per_second(),
@@ -294,6 +296,8 @@ Failure run(int argc, char** argv) {
         flags.refuse_given({"--n-predict", "--temperature", "--offset", "--decode-last"}, "is unused with --shapes"));
   GENERATE_TRY(as_usage(request.policy.routes.check(flags, request.engine, request.policy)));
   if (request.policy.policy != "hip") GENERATE_TRY(flags.refuse_given({"--pruning"}, "is for --policy hip alone"));
+  if (request.policy.policy != "patterns")
+    GENERATE_TRY(flags.refuse_given({"--patterns"}, "is for --policy patterns alone"));
   request.engine.keeps_hidden = request.policy.routes.recomputes();
   request.engine.x_type = request.policy.routes.x_type;
   request.engine.seed = request.sampling.seed;

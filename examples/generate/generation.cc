@@ -14,6 +14,8 @@ Failure finish(const Context& context, Outcome* outcome) {
   GENERATE_TRY(session_stats(context.session, &stats));
   if (stats.host_keys > 0)
     outcome->selected_share = static_cast<double>(stats.selected_keys) / static_cast<double>(stats.host_keys);
+  if (stats.pattern_dense_pairs > 0)
+    outcome->pair_share = static_cast<double>(stats.pattern_pairs) / static_cast<double>(stats.pattern_dense_pairs);
   return {};
 }
 

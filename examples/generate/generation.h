@@ -42,6 +42,7 @@ struct Outcome {
   double bits_per_byte = -1;  // -1: not scored
   Work prefill, decode;
   double selected_share = -1;  // of the keys outside window and sinks, now; -1: there are none
+  double pair_share = -1;      // of the pairs of a query and a key, those that heads with patterns attended; -1: likewise
 };
 
 struct SamplingOptions {

@@ -12,7 +12,6 @@
 #include "cuda/cuda_transformer.h"
 #include "model_shapes.h"
 #include "progress_bar.h"
-#include "pruning_options.h"
 
 namespace generate {
 namespace {
@@ -110,6 +109,10 @@ void PolicyOptions::declare(Flags* flags) {
               "+next behind the last; with dense+ before it appends are not pruned: "
               "dense+64/1024/bounds:64:16384:16/exact:8:2048:4+next",
               &pruning);
+  flags->text("--patterns", "FILE",
+              "patterns: a file of head patterns, as MInference publishes them, or of gates, as DuoAttention does;\n"
+              "tandem patterns show FILE says what is in it",
+              &patterns);
 }
 
 void PolicyOptions::set(const std::string& name) {
@@ -121,6 +124,7 @@ void PolicyOptions::set(const std::string& name) {
 Failure PolicyOptions::check(const char* flag) const {
   std::string known;
   if (!is_known(policy, tandem_policy_name, &known)) return {std::string(flag) + ": \"" + policy + "\" is none of " + known};
+  if (policy == "patterns" && patterns.empty()) return {"--patterns: policy \"patterns\" needs a file"};
   Pruning parsed;
   return parsed.parse(pruning, "--pruning");
 }
@@ -209,32 +213,49 @@ Failure Runtime::open_transformer(const ModelConfig& config) {
   return make_cuda_transformer(config, cuda, &transformer_);
 }
 
-tandem_session_options Runtime::session_options(const PolicyOptions& policy, const tandem_pruning& pruning) const {
-  tandem_session_options options = TANDEM_SESSION_OPTIONS_INIT;
+// Gates are of KV heads, patterns of query heads.
+Failure Runtime::read_patterns(const std::string& file, OptionsOfSession* options) const {
+  tandem_pattern_file_options how = TANDEM_PATTERN_FILE_OPTIONS_INIT;
+  how.group_size = config().n_q_heads / config().n_kv_heads;
+  std::vector<tandem_head_pattern>& heads = options->heads;
+  int64_t n_heads = 0, n_layers = 0;
+  do {
+    heads.assign(static_cast<size_t>(n_heads), tandem_head_pattern(TANDEM_HEAD_PATTERN_INIT));
+    GENERATE_TANDEM(tandem_patterns_read(heads.data(), std::ssize(heads), &n_heads, &n_layers, file.c_str(), &how, &error));
+  } while (n_heads > std::ssize(heads));
+  options->patterns.heads = heads.data();
+  options->patterns.n_heads = n_heads;
+  options->made.patterns = &options->patterns;
+  return {};
+}
+
+Failure Runtime::make_options(const PolicyOptions& policy, OptionsOfSession* of) const {
+  tandem_session_options& options = of->made;
+  GENERATE_TRY(of->parsed.parse(policy.pruning, "--pruning"));
+  of->pruning = of->parsed.get();
   options.policy = policy.policy.c_str();
   options.window_tokens = window_of(options_, policy, config().max_tokens);
   options.sink_tokens = policy.sink_tokens;
   options.alpha = static_cast<float>(policy.alpha);
   options.beta = static_cast<float>(policy.beta);
   options.halo_tokens = policy.halo_tokens;
-  if (policy.policy == "hip") options.pruning = &pruning;
-  if (options_.kv_place != kOnHost) return options;
+  if (policy.policy == "hip") options.pruning = &of->pruning;
+  if (policy.policy == "patterns") GENERATE_TRY(read_patterns(policy.patterns, of));
+  if (options_.kv_place != kOnHost) return {};
   const RouteOptions& routes = policy.routes;
   if (!routes.route.empty()) options.route = routes.route.c_str();
   options.stream_fraction = routes.stream_share;
   options.recompute_share = routes.recompute_share;
   options.stream_buffer_bytes = routes.buffer_bytes;
   options.append_tokens = options_.chunk_tokens;
-  return options;
+  return {};
 }
 
 Failure Runtime::new_session(const PolicyOptions& policy, Session* session) {
-  Pruning parsed;
-  GENERATE_TRY(parsed.parse(policy.pruning, "--pruning"));
-  const tandem_pruning pruning = parsed.get();
-  const tandem_session_options options = session_options(policy, pruning);
+  OptionsOfSession options;
+  GENERATE_TRY(make_options(policy, &options));
   tandem_session* created = nullptr;
-  GENERATE_TANDEM(tandem_session_create(&created, cache_.get(), &options, &error));
+  GENERATE_TANDEM(tandem_session_create(&created, cache_.get(), &options.made, &error));
   session->reset(created);
   transformer_->meet(created);
   return {};
@@ -328,11 +349,10 @@ Failure Runtime::take_back(Context* context, int64_t n_tokens) {
 Failure Runtime::device_memory(const PolicyOptions& policy, int64_t n_tokens, DeviceMemoryReport* report) {
   report->use = transformer_->device_use();
   tandem_memory_plan plan = TANDEM_MEMORY_PLAN_INIT;
-  Pruning parsed;
-  GENERATE_TRY(parsed.parse(policy.pruning, "--pruning"));
-  const tandem_pruning pruning = parsed.get();
-  const tandem_session_options session = session_options(policy, pruning);
-  GENERATE_TANDEM(tandem_plan_memory(&plan, engine_.get(), model_.get(), &cache_options_, &session, &n_tokens, 1, &error));
+  OptionsOfSession session;
+  GENERATE_TRY(make_options(policy, &session));
+  GENERATE_TANDEM(
+      tandem_plan_memory(&plan, engine_.get(), model_.get(), &cache_options_, &session.made, &n_tokens, 1, &error));
   report->planned = {plan.device_window_bytes, plan.device_work_bytes, plan.device_stream_bytes, plan.device_weights_bytes};
   tandem_cache_stats stats = TANDEM_CACHE_STATS_INIT;
   GENERATE_TANDEM(tandem_cache_get_stats(&stats, cache_.get(), &error));

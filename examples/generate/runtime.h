@@ -13,6 +13,7 @@
 
 #include "failure.h"
 #include "flags.h"
+#include "pruning_options.h"
 #include "route_options.h"
 #include "transformer.h"
 
@@ -59,6 +60,7 @@ struct PolicyOptions {
   double alpha = 0, beta = -1;                   // 0, -1: likewise
   int64_t halo_tokens = -1;                      // -1: likewise
   std::string pruning;                           // of policy "hip" (pruning_options.h); empty: likewise
+  std::string patterns;                          // of policy "patterns": the name of a file
   RouteOptions routes;                           // with kv_place kOnHost
   void declare(Flags* flags);                    // all but the policy itself and its routes
   Failure check(const char* flag = "--policy") const;
@@ -141,7 +143,16 @@ class Runtime {
   Failure open_engine();
   Failure open_transformer(const ModelConfig& config);
   Failure open_model(const ModelConfig& config);
-  tandem_session_options session_options(const PolicyOptions& policy, const tandem_pruning& pruning) const;
+  // Options of a session, and what they point to.
+  struct OptionsOfSession {
+    Pruning parsed;
+    tandem_pruning pruning = TANDEM_PRUNING_INIT;
+    std::vector<tandem_head_pattern> heads;
+    tandem_patterns patterns = TANDEM_PATTERNS_INIT;
+    tandem_session_options made = TANDEM_SESSION_OPTIONS_INIT;
+  };
+  Failure make_options(const PolicyOptions& policy, OptionsOfSession* options) const;
+  Failure read_patterns(const std::string& file, OptionsOfSession* options) const;
 
   EngineOptions options_;
   std::unique_ptr<Transformer> transformer_;
