@@ -144,8 +144,8 @@ def option_tables(header):
     tables = {name: options_of(header.struct(name), with_structs=True) for name in TABLES}
     lines = [HEAD + "//! Options of caches and sessions: `SessionOptions { policy: \"hgca\".into(), ..Default::default() }`.",
              "use crate::dtype::Dtype;", "use crate::error::Result;", "use crate::options::{array, c_text, c_texts, pointer, Rotation};",
-             *(f"use crate::{option.struct.removeprefix('tandem_')}::{pointed_type(option)};" for options in tables.values()
-               for option in options if option.kind == "struct"), "use std::mem::size_of;", "use std::ptr;", "use tandem_sys as sys;"]
+             *sorted(f"use crate::{option.struct.removeprefix('tandem_')}::{pointed_type(option)};" for options in tables.values()
+                     for option in options if option.kind == "struct"), "use std::mem::size_of;", "use std::ptr;", "use tandem_sys as sys;"]
     for name, options in tables.items():
         struct = header.struct(name)
         rust = camel(name.removeprefix("tandem_"))

@@ -4,8 +4,8 @@
 use crate::dtype::Dtype;
 use crate::error::Result;
 use crate::options::{array, c_text, c_texts, pointer, Rotation};
-use crate::pruning::Pruning;
 use crate::patterns::Patterns;
+use crate::pruning::Pruning;
 use std::mem::size_of;
 use std::ptr;
 use tandem_sys as sys;

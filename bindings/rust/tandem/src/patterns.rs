@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: MIT
+//! What heads attend under the policy `"patterns"`, and files of it.
+use crate::error::{call, Error, Result};
+use crate::options::pointer;
+use std::ffi::CString;
+use std::mem::size_of;
+use std::ops::BitOr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use tandem_sys as sys;
+
+/// Kinds of patterns, united by `|`: the head attends what any of them names.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct PatternKinds(u32);
+
+impl PatternKinds {
+    /// All tokens. So does a head without kinds.
+    pub const FULL: Self = Self(sys::TANDEM_PATTERN_FULL);
+    /// First tokens and a window.
+    pub const A_SHAPE: Self = Self(sys::TANDEM_PATTERN_A_SHAPE);
+    /// Columns and diagonals, chosen by attention weights.
+    pub const VERTICAL_SLASH: Self = Self(sys::TANDEM_PATTERN_VERTICAL_SLASH);
+    /// Blocks of 64 tokens, chosen by mean logits.
+    pub const BLOCK_SPARSE: Self = Self(sys::TANDEM_PATTERN_BLOCK_SPARSE);
+
+    /// Whether all of `kinds` are among these.
+    pub const fn contains(self, kinds: Self) -> bool {
+        self.0 & kinds.0 == kinds.0
+    }
+}
+
+impl BitOr for PatternKinds {
+    type Output = Self;
+    fn bitor(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+}
+
+/// Which keys the queries of an append attend in one query head. Sizes of kinds that the head does not have are 0.
+///
+/// ```
+/// # use tandem::{HeadPattern, PatternKinds};
+/// let head = HeadPattern { kinds: PatternKinds::A_SHAPE, sink_tokens: 4, window_tokens: 1020, ..Default::default() };
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct HeadPattern {
+    /// Whose keys are united; none: `FULL`.
+    pub kinds: PatternKinds,
+    /// Of `A_SHAPE`.
+    pub sink_tokens: i64,
+    /// Of `A_SHAPE`, 1 or more.
+    pub window_tokens: i64,
+    /// Of `VERTICAL_SLASH`.
+    pub vertical_tokens: i64,
+    /// Of `VERTICAL_SLASH`.
+    pub slash_tokens: i64,
+    /// Of `BLOCK_SPARSE`.
+    pub n_blocks: i64,
+}
+
+impl HeadPattern {
+    fn raw(&self) -> sys::tandem_head_pattern {
+        sys::tandem_head_pattern {
+            struct_size: size_of::<sys::tandem_head_pattern>() as u32,
+            kinds: self.kinds.0,
+            sink_tokens: self.sink_tokens,
+            window_tokens: self.window_tokens,
+            vertical_tokens: self.vertical_tokens,
+            slash_tokens: self.slash_tokens,
+            n_blocks: self.n_blocks,
+        }
+    }
+
+    fn from_raw(raw: &sys::tandem_head_pattern) -> Self {
+        Self {
+            kinds: PatternKinds(raw.kinds),
+            sink_tokens: raw.sink_tokens,
+            window_tokens: raw.window_tokens,
+            vertical_tokens: raw.vertical_tokens,
+            slash_tokens: raw.slash_tokens,
+            n_blocks: raw.n_blocks,
+        }
+    }
+}
+
+/// How a file of head patterns is read. All members are for files of gates: JSON has every size in it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PatternFileOptions {
+    /// Query heads of a KV head; 0: 1.
+    pub group_size: i64,
+    /// Gates from this on are of `FULL` heads; -1: the median of the file's gates.
+    pub threshold: f64,
+    /// Of the other heads; -1: 128.
+    pub sink_tokens: i64,
+    /// Likewise; -1: 256.
+    pub window_tokens: i64,
+}
+
+impl Default for PatternFileOptions {
+    fn default() -> Self {
+        Self { group_size: 0, threshold: -1.0, sink_tokens: -1, window_tokens: -1 }
+    }
+}
+
+impl PatternFileOptions {
+    fn raw(&self) -> sys::tandem_pattern_file_options {
+        sys::tandem_pattern_file_options {
+            struct_size: size_of::<sys::tandem_pattern_file_options>() as u32,
+            reserved: 0,
+            group_size: self.group_size,
+            threshold: self.threshold,
+            sink_tokens: self.sink_tokens,
+            window_tokens: self.window_tokens,
+        }
+    }
+}
+
+/// What heads attend under the policy `"patterns"`: [`SessionOptions::patterns`](crate::SessionOptions::patterns).
+///
+/// ```no_run
+/// # use tandem::{PatternFileOptions, Patterns, SessionOptions};
+/// let patterns = Patterns::read("patterns.json", &PatternFileOptions::default())?;
+/// let options = SessionOptions { policy: "patterns".into(), patterns: Some(patterns), ..Default::default() };
+/// # Ok::<(), tandem::Error>(())
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Patterns {
+    /// A pattern for each query head, of each layer.
+    pub layers: Vec<Vec<HeadPattern>>,
+}
+
+/// The C struct, and what it points to.
+pub(crate) struct RawPatterns {
+    pub(crate) raw: sys::tandem_patterns,
+    _heads: Vec<sys::tandem_head_pattern>,
+}
+
+impl Patterns {
+    /// Reads a file: JSON as MInference publishes it, or gates as DuoAttention publishes them.
+    ///
+    /// # Errors
+    /// `Io` (`path`: it cannot be opened or read), `InvalidArgument` (`path`: the message names the layer and the head, or the
+    /// line; an option).
+    pub fn read(path: impl AsRef<Path>, options: &PatternFileOptions) -> Result<Self> {
+        let path = path.as_ref();
+        let name = CString::new(path.as_os_str().as_bytes())
+            .map_err(|_| Error::refuse("tandem_patterns_read", "path", format_args!("= {path:?} has a zero byte")))?;
+        let (raw, mut heads) = (options.raw(), Vec::new());
+        let (mut n_heads, mut n_layers) = (0, 0);
+        loop {
+            let capacity = heads.len() as i64;
+            call(|error| {
+                let (to, path) = (heads.as_mut_ptr(), name.as_ptr());
+                // SAFETY: `capacity` structs, each with its size; two numbers; a text; options.
+                unsafe { sys::tandem_patterns_read(to, capacity, &mut n_heads, &mut n_layers, path, &raw, error) }
+            })?;
+            if n_heads <= capacity {
+                break;
+            }
+            heads = vec![HeadPattern::default().raw(); n_heads as usize]; // for the second call, unless the file grows
+        }
+        let known: Vec<_> = heads[..n_heads as usize].iter().map(HeadPattern::from_raw).collect();
+        Ok(Self { layers: known.chunks((n_heads / n_layers) as usize).map(<[_]>::to_vec).collect() })
+    }
+
+    pub(crate) fn raw(&self) -> Result<RawPatterns> {
+        let heads: Vec<_> = self.layers.iter().flatten().map(HeadPattern::raw).collect();
+        let raw = sys::tandem_patterns {
+            struct_size: size_of::<sys::tandem_patterns>() as u32,
+            reserved: 0,
+            heads: pointer(Some(&heads[..]).filter(|heads| !heads.is_empty())),
+            n_heads: heads.len() as i64,
+        };
+        Ok(RawPatterns { raw, _heads: heads })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::options::tests::initialised;
+
+    #[test]
+    fn defaults_are_the_library_s() {
+        let head = initialised(sys::tandem_head_pattern_init);
+        assert_eq!(format!("{:?}", HeadPattern::default().raw()), format!("{head:?}"));
+        let patterns = initialised(sys::tandem_patterns_init);
+        assert_eq!(format!("{:?}", Patterns::default().raw().unwrap().raw), format!("{patterns:?}"));
+        let options = initialised(sys::tandem_pattern_file_options_init);
+        assert_eq!(format!("{:?}", PatternFileOptions::default().raw()), format!("{options:?}"));
+    }
+
+    #[test]
+    fn the_library_gets_every_head() {
+        let a_shape = HeadPattern { kinds: PatternKinds::A_SHAPE, sink_tokens: 4, window_tokens: 8, ..Default::default() };
+        let kinds = PatternKinds::VERTICAL_SLASH | PatternKinds::BLOCK_SPARSE;
+        let union = HeadPattern { kinds, vertical_tokens: 1, slash_tokens: 2, n_blocks: 3, ..Default::default() };
+        let made = Patterns { layers: vec![vec![a_shape], vec![HeadPattern::default(), union]] }.raw().unwrap();
+        assert_eq!((made.raw.n_heads, made.raw.heads), (3, made._heads.as_ptr()));
+        let got: Vec<_> = made._heads.iter().map(HeadPattern::from_raw).collect();
+        assert_eq!(got, [a_shape, HeadPattern::default(), union]);
+    }
+}
