@@ -387,7 +387,8 @@ func TestOptionsAreTheLibrarys(t *testing.T) {
 		"tandem_session_options": SessionOptions{}, "tandem_memory_plan": MemoryPlan{}, "tandem_cache_stats": CacheStats{},
 		"tandem_session_stats": SessionStats{}, "tandem_layer_projection": Projection{}, "tandem_route_plan": RoutePlan{},
 		"tandem_weights_options": WeightsOptions{}, "tandem_weights_stats": WeightsStats{}, "tandem_pruning": Pruning{},
-		"tandem_pruning_record": PruningRecord{}, "tandem_pruning_stage": PruningStage{},
+		"tandem_pruning_record": PruningRecord{}, "tandem_pruning_stage": PruningStage{}, "tandem_head_pattern": HeadPattern{},
+		"tandem_pattern_file_options": PatternFileOptions{},
 	} {
 		var expected, got []string
 		for _, member := range members(abiStruct(name)) {

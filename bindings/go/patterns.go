@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: MIT
+
+package tandem
+
+/*
+#include "shim.h"
+*/
+import "C"
+
+// PatternKinds are kinds of patterns, united by |.
+type PatternKinds uint32
+
+// Each kind of the C ABI.
+const (
+	PatternFull          PatternKinds = C.TANDEM_PATTERN_FULL           // all tokens
+	PatternAShape        PatternKinds = C.TANDEM_PATTERN_A_SHAPE        // first tokens and a window
+	PatternVerticalSlash PatternKinds = C.TANDEM_PATTERN_VERTICAL_SLASH // columns and diagonals, chosen by attention weights
+	PatternBlockSparse   PatternKinds = C.TANDEM_PATTERN_BLOCK_SPARSE   // blocks of 64 tokens, chosen by mean logits
+)
+
+// HeadPattern is which keys the queries of an append attend in one query head. Sizes of kinds that the head does not have are 0.
+type HeadPattern struct {
+	Kinds          PatternKinds // the head attends what any of them names; 0: PatternFull
+	SinkTokens     int64        // PatternAShape
+	WindowTokens   int64        // PatternAShape, 1 or more
+	VerticalTokens int64        // PatternVerticalSlash
+	SlashTokens    int64        // PatternVerticalSlash
+	NBlocks        int64        // PatternBlockSparse
+}
+
+// Patterns are what heads attend under policy "patterns": SessionOptions.Patterns.
+type Patterns struct {
+	Layers [][]HeadPattern // a pattern for each query head, of each layer
+}
+
+// PatternFileOptions is how a file of head patterns is read. It begins as DefaultPatternFileOptions(): zero has a meaning of its own
+// in some members.
+type PatternFileOptions struct {
+	structSize   uint32
+	GroupSize    int64   // query heads of a KV head, for files of gates; 0: 1
+	Threshold    float64 // gates from this on are of PatternFull heads; -1: the median of the file's gates
+	SinkTokens   int64   // of the other heads; -1: 128
+	WindowTokens int64   // likewise; -1: 256
+}
+
+// DefaultPatternFileOptions gives the library's defaults.
+func DefaultPatternFileOptions() PatternFileOptions {
+	var raw C.tandem_pattern_file_options
+	C.tandem_pattern_file_options_init(&raw)
+	return PatternFileOptions{
+		structSize:   uint32(raw.struct_size),
+		GroupSize:    int64(raw.group_size),
+		Threshold:    float64(raw.threshold),
+		SinkTokens:   int64(raw.sink_tokens),
+		WindowTokens: int64(raw.window_tokens),
+	}
+}
+
+func (o *PatternFileOptions) raw(a *arena) C.tandem_pattern_file_options {
+	var raw C.tandem_pattern_file_options
+	C.tandem_pattern_file_options_init(&raw)
+	if o == nil {
+		return raw
+	}
+	a.initialised(o.structSize, "PatternFile")
+	raw.group_size = C.int64_t(o.GroupSize)
+	raw.threshold = C.double(o.Threshold)
+	raw.sink_tokens = C.int64_t(o.SinkTokens)
+	raw.window_tokens = C.int64_t(o.WindowTokens)
+	return raw
+}
+
+// ReadPatterns reads a file: JSON as MInference publishes it, or gates as DuoAttention publishes them. nil: defaults. Errors: ErrIo
+// (path), ErrInvalidArgument (path: the message names layer and head, or the line; an option).
+func ReadPatterns(path string, options *PatternFileOptions) (*Patterns, error) {
+	a := arena{function: "tandem_patterns_read"}
+	defer a.free()
+	raw, name := options.raw(&a), a.text("path", path)
+	if a.err != nil {
+		return nil, a.err
+	}
+	var heads []C.tandem_head_pattern
+	var nHeads, nLayers C.int64_t
+	for read := false; !read || int(nHeads) > len(heads); read = true { // the second time with room for all, unless the file grows
+		heads = arrayOf[C.tandem_head_pattern](&a, int(nHeads))
+		var first *C.tandem_head_pattern
+		for i := range heads {
+			first = &heads[0]
+			C.tandem_head_pattern_init(&heads[i])
+		}
+		var err *C.tandem_error
+		if err := failure(C.tandem_patterns_read(first, nHeads, &nHeads, &nLayers, name, &raw, &err), err); err != nil {
+			return nil, err
+		}
+	}
+	patterns, nOfLayer := &Patterns{Layers: make([][]HeadPattern, nLayers)}, int(nHeads/nLayers)
+	for i := range patterns.Layers {
+		for j := range heads[i*nOfLayer : (i+1)*nOfLayer] {
+			patterns.Layers[i] = append(patterns.Layers[i], headPattern(&heads[i*nOfLayer+j]))
+		}
+	}
+	return patterns, nil
+}
+
+func headPattern(raw *C.tandem_head_pattern) HeadPattern {
+	return HeadPattern{
+		Kinds:          PatternKinds(raw.kinds),
+		SinkTokens:     int64(raw.sink_tokens),
+		WindowTokens:   int64(raw.window_tokens),
+		VerticalTokens: int64(raw.vertical_tokens),
+		SlashTokens:    int64(raw.slash_tokens),
+		NBlocks:        int64(raw.n_blocks),
+	}
+}
+
+func (h *HeadPattern) put(raw *C.tandem_head_pattern) {
+	C.tandem_head_pattern_init(raw)
+	raw.kinds = C.uint32_t(h.Kinds)
+	raw.sink_tokens = C.int64_t(h.SinkTokens)
+	raw.window_tokens = C.int64_t(h.WindowTokens)
+	raw.vertical_tokens = C.int64_t(h.VerticalTokens)
+	raw.slash_tokens = C.int64_t(h.SlashTokens)
+	raw.n_blocks = C.int64_t(h.NBlocks)
+}
+
+// raw is in C memory, as all that it points to.
+func (p *Patterns) raw(a *arena) *C.tandem_patterns {
+	if p == nil {
+		return nil
+	}
+	raw := &arrayOf[C.tandem_patterns](a, 1)[0]
+	C.tandem_patterns_init(raw)
+	nHeads := 0
+	for _, layer := range p.Layers {
+		nHeads += len(layer)
+	}
+	heads := arrayOf[C.tandem_head_pattern](a, nHeads)
+	if nHeads > 0 {
+		raw.heads = &heads[0]
+	}
+	raw.n_heads = C.int64_t(nHeads)
+	for _, layer := range p.Layers {
+		for i := range layer {
+			layer[i].put(&heads[i])
+		}
+		heads = heads[len(layer):]
+	}
+	return raw
+}
