@@ -293,6 +293,32 @@ class PruningCopy {
   tandem_pruning raw_ = TANDEM_PRUNING_INIT;
 };
 
+// What heads attend under policy "patterns": the query heads of all layers, layer by layer.
+struct Patterns {
+  std::vector<tandem_head_pattern> heads;  // each begins as TANDEM_HEAD_PATTERN_INIT
+  int64_t n_layers = 0;                    // of the file that read() has read
+
+  // A file as MInference or DuoAttention publishes it.
+  static Patterns read(const std::string& path, const tandem_pattern_file_options* options = nullptr) {
+    Patterns patterns;
+    int64_t n_heads = 0;
+    do {  // the second time with room for all, unless the file grows
+      const tandem_head_pattern all_tokens = TANDEM_HEAD_PATTERN_INIT;
+      patterns.heads.assign(static_cast<std::size_t>(n_heads), all_tokens);
+      detail::call(tandem_patterns_read, patterns.heads.data(), n_heads, &n_heads, &patterns.n_layers, path.c_str(), options);
+    } while (n_heads > static_cast<int64_t>(patterns.heads.size()));
+    patterns.heads.resize(static_cast<std::size_t>(n_heads));
+    return patterns;
+  }
+  // As functions of tandem.h take it, valid as long as heads stay as they are.
+  tandem_patterns raw() const {
+    tandem_patterns patterns = TANDEM_PATTERNS_INIT;
+    patterns.heads = heads.data();
+    patterns.n_heads = static_cast<int64_t>(heads.size());
+    return patterns;
+  }
+};
+
 class Weights;
 
 class Session {
@@ -303,6 +329,12 @@ class Session {
   Session(Cache& cache, tandem_session_options options, const Pruning& pruning) {
     const PruningCopy copy(pruning);
     options.pruning = copy.get();
+    create(cache, &options);
+  }
+  // Policy "patterns" attends these, whatever options.patterns says.
+  Session(Cache& cache, tandem_session_options options, const Patterns& patterns) {
+    const tandem_patterns raw = patterns.raw();
+    options.patterns = &raw;
     create(cache, &options);
   }
   tandem_session* get() const { return handle_.get(); }

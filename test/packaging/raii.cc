@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// A program on tandem.hpp: one decode step, a refused one, pruned keys, and everything released in the wrong order.
+// A program on tandem.hpp: one decode step, a refused one, pruned keys, a file of head patterns, and everything released in the
+// wrong order.
 #include <cmath>
 #include <cstdio>
 #include <type_traits>
@@ -233,8 +234,31 @@ int attend_pruned(tandem::Cache& cache) {
   return 0;
 }
 
+// A file of gates, written into the working directory.
+int read_patterns() {
+  const char* const path = "raii_gates.tsv";
+  std::FILE* const file = std::fopen(path, "w");
+  CHECK(file != nullptr && std::fputs("0.5\t0.25\n0.1\t0.75\n", file) >= 0 && std::fclose(file) == 0);
+  const tandem::Patterns patterns = tandem::Patterns::read(path);
+  CHECK(patterns.n_layers == 2 && patterns.heads.size() == 4 && patterns.raw().n_heads == 4);
+  CHECK(patterns.heads[0].kinds == TANDEM_PATTERN_FULL && patterns.heads[1].kinds == TANDEM_PATTERN_A_SHAPE);
+  CHECK(patterns.raw().heads[2].window_tokens == 256 && patterns.raw().heads[3].kinds == TANDEM_PATTERN_FULL);
+  tandem_pattern_file_options options = TANDEM_PATTERN_FILE_OPTIONS_INIT;
+  options.group_size = 2;
+  CHECK(tandem::Patterns::read(path, &options).heads.size() == 8);
+  CHECK(std::remove(path) == 0);
+  try {
+    tandem::Patterns::read(path);
+    CHECK(!"the file is gone");
+  } catch (const tandem::Error& error) {
+    CHECK(error.status() == TANDEM_ERROR_IO && error.field() == "path");
+  }
+  return 0;
+}
+
 int run() {
   CHECK(attend_tensors() == 0);
+  CHECK(read_patterns() == 0);
   tandem::Engine engine;
   tandem::Model model({two_heads()});
   tandem_cache_options options = TANDEM_CACHE_OPTIONS_INIT;
