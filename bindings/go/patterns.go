@@ -18,6 +18,13 @@ const (
 	PatternBlockSparse   PatternKinds = C.TANDEM_PATTERN_BLOCK_SPARSE   // blocks of 64 tokens, chosen by mean logits
 )
 
+// Tokens by which calls with several queries of a sequence go.
+const (
+	PatternBlock int64 = C.TANDEM_PATTERN_BLOCK // queries that attend the same keys of a query head
+	PatternChunk int64 = C.TANDEM_PATTERN_CHUNK // queries for which columns and diagonals are chosen at once
+	PatternUnit  int64 = C.TANDEM_PATTERN_UNIT  // keys that are named together
+)
+
 // HeadPattern is which keys the queries of an append attend in one query head. Sizes of kinds that the head does not have are 0.
 type HeadPattern struct {
 	Kinds          PatternKinds // the head attends what any of them names; 0: PatternFull

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// A program on tandem.hpp: one decode step, a refused one, pruned keys, a file of head patterns, and everything released in the
-// wrong order.
+// A program on tandem.hpp: one decode step, a refused one, pruned keys, a file of head patterns, and everything released in
+// the wrong order.
 #include <cmath>
 #include <cstdio>
 #include <type_traits>

@@ -20,5 +20,5 @@ step 'build' "$cmake" --build build || finish
 step 'run' ./build/program
 step 'run, static' ./build/program-static
 targets=$("$cmake" --build build --target help)
-! grep -qE 'tandem-(bench|front|info|plan|generate)|_test' <<<"$targets" || fail 'tools or tests are part of the build of a parent project'
+! grep -qE 'tandem-(bench|front|info|plan|patterns|generate)|_test' <<<"$targets" || fail 'tools or tests are part of the build of a parent project'
 finish
