@@ -45,7 +45,7 @@ void count_bytes(const Call& call, const SequenceCall& of) {
   tandem_session_stats& sums = call.session.sums;
   sums.n_query_tokens += of.q_len * call.n_layers;
   sums.dense_kv_bytes += (of.length - of.dense_begin) * key_bytes * call.layer().n_kv_heads;
-  if (call.args.on_device && call.facts.policy.names_keys()) return count_pruned(call, of);
+  if (call.args.on_device && call.facts.policy.prunes) return count_pruned(call, of);
   if (call.names_keys()) return;  // which keys were read the call's host part has counted
   sums.resident_kv_bytes_read += (of.length - of.resident_begin) * per_token;
   const int64_t n_found = std::max<int64_t>(0, of.resident_begin - of.first_foreign());

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "lib/attend/guess.h"
+#include "lib/attend/pattern_call.h"
 #include "lib/attend/search_call.h"
 #include "lib/machine/device_status.h"
 
@@ -50,7 +51,8 @@ DeviceSequences step_sequences(const Call& call) {
 }
 
 // Copies write these lists, so are_written_by_kernels is 0.
-DeviceLists lists_at(const Call& chunk, const std::byte* place) {
+DeviceLists lists_at(const Call& chunk, const std::byte* place, int64_t n_sequences) {
+  if (follows_patterns(chunk)) return pattern_lists_at(chunk, place, n_sequences);
   DeviceLists lists;
   if (chunk.facts.heads == nullptr) return lists;
   lists.keys = reinterpret_cast<const DeviceKeys*>(place);
@@ -58,7 +60,8 @@ DeviceLists lists_at(const Call& chunk, const std::byte* place) {
   return lists;
 }
 
-int64_t describe_lists(const Call& chunk, DeviceKeys* to) {
+int64_t describe_lists(const Call& chunk, DeviceKeys* to, int64_t n_sequences) {
+  if (follows_patterns(chunk)) return describe_pattern_lists(chunk, to, n_sequences);
   if (chunk.facts.heads == nullptr) return 0;
   const DeviceKeys* const first = to;
   for (const SequenceCall& of : chunk.calls())
@@ -70,6 +73,13 @@ int64_t describe_lists(const Call& chunk, DeviceKeys* to) {
       to->sliding_window = static_cast<int32_t>(chunk.session.options.window_len);
     }
   return to - first;
+}
+
+int64_t describe_lists_at(Call& chunk, std::byte* upload, const std::byte* there) {
+  const auto n_sequences = std::ssize(chunk.calls());
+  chunk.lists = lists_at(chunk, there, n_sequences);
+  const int64_t n = describe_lists(chunk, reinterpret_cast<DeviceKeys*>(upload), n_sequences);
+  return n * static_cast<int64_t>(sizeof(DeviceKeys));
 }
 
 namespace {
@@ -101,7 +111,7 @@ void describe_queries(const Call& chunk, DeviceSequence* sequences) {
 static int64_t n_behind(const Call& chunk) {
   if (chunk.args.speculative || (chunk.args.named != nullptr && chunk.task->shape.max_q_len > 1))
     return chunk.args.q.n_tokens;
-  return n_described(chunk);
+  return n_described(chunk) + n_pattern_parts(chunk);
 }
 
 // Sequences, then queries where each is described by itself, lists, page tables, positions of a guess, pieces.
@@ -114,8 +124,7 @@ Status upload_descriptors(Call& chunk, DeviceSequences* sequences) {
   const bool is_pruned = searches(chunk);
   const auto n_described = static_cast<int64_t>(calls.size()) + n_others;
   int64_t bytes = n_described * static_cast<int64_t>(sizeof(DeviceSequence));
-  chunk.lists = lists_at(chunk, there + bytes);
-  bytes += describe_lists(chunk, reinterpret_cast<DeviceKeys*>(upload + bytes)) * static_cast<int64_t>(sizeof(DeviceKeys));
+  bytes += describe_lists_at(chunk, upload + bytes, there + bytes);
   describe_sequences(chunk, reinterpret_cast<DeviceSequence*>(upload));
   const int64_t n_entries = describe_tables(chunk, reinterpret_cast<int64_t*>(upload + bytes));
   sequences->n_sequences = static_cast<int32_t>(calls.size());
@@ -125,7 +134,9 @@ Status upload_descriptors(Call& chunk, DeviceSequences* sequences) {
   for (const SequenceCall& of : calls) sequences->max_keys = std::max(sequences->max_keys, of.length - of.resident_begin);
   bytes += n_entries * static_cast<int64_t>(sizeof(int64_t));
   if (is_pruned) describe_search(chunk, *sequences, reinterpret_cast<DeviceSequence*>(upload));
-  if (n_others > 0 && !is_pruned) {
+  if (follows_patterns(chunk)) {
+    describe_parts(chunk, *sequences, reinterpret_cast<DeviceSequence*>(upload));
+  } else if (n_others > 0 && !is_pruned) {
     chunk.queries = *sequences;
     chunk.queries.sequences += calls.size();
     chunk.queries.n_sequences = static_cast<int32_t>(chunk.args.q.n_tokens);

@@ -11,6 +11,7 @@
 #include "lib/attend/device_launch.h"
 #include "lib/attend/guess.h"
 #include "lib/attend/named_call.h"
+#include "lib/attend/pattern_call.h"
 #include "lib/attend/search_call.h"
 #include "lib/attend/session_states.h"
 #include "lib/attend/split.h"
@@ -172,7 +173,8 @@ namespace {
 // Query blocks of a policy that prunes are not cut: n queries of the n_left, or some fewer.
 int64_t whole_blocks(const Call& call, int64_t n, int64_t n_left) {
   if (!call.facts.policy.names_keys() || n == n_left) return n;
-  return n / kMostQueryBlock * kMostQueryBlock;
+  const int64_t block = follows_patterns(call) ? kPatternBlock : kMostQueryBlock;
+  return n / block * block;
 }
 
 }  // namespace
@@ -283,7 +285,7 @@ Status DeviceLane::launch(Call& chunk) {
   TANDEM_TRY(name_keys(chunk, sequences));
   TANDEM_TRY(search_keys(chunk, sequences, attended_q(append), append));
   const DeviceAttend window = window_of(chunk, append, merges);
-  TANDEM_TRY(attend_window(chunk, window));
+  TANDEM_TRY(n_pattern_parts(chunk) > 0 ? attend_patterns(chunk, window) : attend_window(chunk, window));
   if (merges) {
     TANDEM_TRY(attend_pieces(chunk, window));
     TANDEM_TRY(merge_and_observe(chunk, append, {}));
@@ -305,9 +307,9 @@ Status DeviceLane::launch_planned(Call& call, bool captures) {
   if (captures) device.freeze();
   const size_t l = call.facts.idx;
   const DeviceSequences sequences = step_sequences(call);
-  call.lists = lists_at(call, device.work().step_descriptors() + device.steps().lists_at(l));
+  call.lists = lists_at(call, device.work().step_descriptors() + device.steps().lists_at(l), sequences.n_sequences);
   DeviceAppend append = append_of(call, sequences);
-  const bool searches = call.facts.policy.names_keys();
+  const bool searches = call.facts.policy.prunes;
   if (call.indices.data == nullptr)
     append.epoch = epoch_of(call);  // else a kernel comes in between that waits for all of it
   TANDEM_TRY(launch_append(call, append));

@@ -10,6 +10,7 @@
 #include "lib/attend/descriptors.h"
 #include "lib/attend/device_chunk.h"
 #include "lib/attend/device_launch.h"
+#include "lib/attend/pattern_call.h"
 #include "lib/attend/search_call.h"
 #include "lib/attend/session_states.h"
 #include "lib/attend/split.h"
@@ -302,11 +303,11 @@ Status LongAppend::describe(Call& chunk, Work* work) const {
   described.table_len = static_cast<int32_t>(last_page - first_page + 1);
   DeviceSequence* const whole = to;
   *to++ = described;
-  const int64_t n_tickets = ChunkRows::describe_tickets(chunk, described, to), n_blocks = n_described(chunk);
-  to += n_tickets + n_blocks;
+  const int64_t n_tickets = ChunkRows::describe_tickets(chunk, described, to), n_blocks = n_described(chunk),
+                n_parts = n_pattern_parts(chunk);
+  to += n_tickets + n_blocks + n_parts;
   int64_t bytes = reinterpret_cast<std::byte*>(to) - upload;
-  chunk.lists = lists_at(chunk, device.work().descriptors() + bytes);
-  bytes += describe_lists(chunk, reinterpret_cast<DeviceKeys*>(upload + bytes)) * static_cast<int64_t>(sizeof(DeviceKeys));
+  bytes += describe_lists_at(chunk, upload + bytes, device.work().descriptors() + bytes);
   if (chunk.task->n_pieces[kPlanStream] > 0)
     bytes += route().describe(chunk.route_call(), upload + bytes, device.work().descriptors() + bytes);
   auto* const table = reinterpret_cast<int64_t*>(upload + bytes);
@@ -325,6 +326,7 @@ Status LongAppend::describe(Call& chunk, Work* work) const {
   work->chunk.max_keys = of.length - of.resident_begin;
   work->tickets = there + 1;
   if (n_blocks > 0) describe_search(chunk, work->chunk, whole, n_tickets);
+  if (n_parts > 0) describe_parts(chunk, work->chunk, whole, n_tickets);
   work->pages = {table, described.table_len, kDevicePageLen};
   return call_device(device.device(), &DeviceTable::copy, device.work().descriptors(), upload,
                      bytes + described.table_len * static_cast<int64_t>(sizeof(int64_t)), chunk.args.stream);
@@ -362,7 +364,7 @@ Status LongAppend::launch_all(Call& chunk, Work& work) {
     attend.lists = chunk.lists;
     point_answer(chunk, 0, &attend);
     TANDEM_TRY(name_window(chunk, work, {0, chunk.layer().n_kv_heads}, &attend));
-    TANDEM_TRY(attend_window(chunk, attend));
+    TANDEM_TRY(follows_patterns(chunk) ? attend_patterns(chunk, attend) : attend_window(chunk, attend));
     return keep_window(chunk);
   }
   std::byte* const area = device.work().prefill_area();

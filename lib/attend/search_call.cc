@@ -5,6 +5,7 @@
 #include <bit>
 
 #include "lib/attend/device_launch.h"
+#include "lib/attend/pattern_call.h"
 #include "lib/attend/searched_keys.h"
 #include "lib/machine/device_status.h"
 #include "lib/pieces/search_layout.h"
@@ -74,11 +75,7 @@ int64_t most_part_rows(const Call& chunk) {
 }  // namespace
 
 Status check_searched(const SessionLayer& layer) {
-  if (layer.policy.follows_patterns)
-    return fail(TANDEM_ERROR_UNSUPPORTED, "q.device_type",
-                "q is in device memory, and layer %zu has policy \"%s\": the CPU alone follows head patterns", layer.idx,
-                layer.policy.name);
-  if (!layer.policy.names_keys() || layer.layer.group_size <= kMostListRows) return {};
+  if (!layer.policy.prunes || layer.layer.group_size <= kMostListRows) return {};
   return fail(TANDEM_ERROR_UNSUPPORTED, "q.device_type",
               "q is in device memory, and layer %zu has policy \"%s\" and %d query heads to a KV head: %d at most there",
               layer.idx, layer.policy.name, layer.layer.group_size, kMostListRows);
@@ -88,11 +85,13 @@ Status check_search(const Call& call) {
   if (!call.facts.policy.names_keys()) return {};
   const int32_t l = call.args.layer_idx;
   TANDEM_TRY(check_searched(call.facts));
+  TANDEM_TRY(check_patterns(call.session, call.facts));
   if (call.args.speculative)
     return fail(
         TANDEM_ERROR_UNSUPPORTED, "flags",
         "flags = TANDEM_ATTEND_SPECULATIVE in layer %d, which has policy \"%s\": on device tensors it takes no guesses", l,
         call.facts.policy.name);
+  if (!call.facts.policy.prunes) return {};
   const int64_t* const q_lens = call.args.q_lens;
   const bool has_append = std::any_of(q_lens, q_lens + call.args.n_sequences, [](int64_t n) { return n > 1; });
   if (!has_append || has_one_query_block(pruning_of(call).append)) return {};
@@ -111,7 +110,7 @@ Status check_resident(const SessionCore& core, const SessionLayer& layer, int64_
 }
 
 bool searches(const Call& chunk) {
-  if (!chunk.facts.policy.names_keys()) return false;
+  if (!chunk.facts.policy.prunes) return false;
   const bool is_planned = chunk.task == nullptr || chunk.task->step > 0;
   if (is_planned) return true;
   const PruningRecord& record = record_of(chunk);
@@ -126,6 +125,7 @@ bool searches(const Call& chunk) {
 
 void reserve_search(const SizeTerms& terms, const CallShape& shape, int64_t most_tokens, Reservation* needs) {
   const size_t l = shape.layer_idx;
+  if (terms.policies[l].follows_patterns) return reserve_patterns(terms, shape, most_tokens, needs);
   if (!terms.policies[l].prunes) return;
   const Layer& layer = *shape.layer;
   const int64_t n_lists = n_key_lists(layer, terms.options.pruning), n_sequences = std::ssize(shape.sequences);
@@ -304,6 +304,7 @@ void count_judged(const Call& chunk, const SequenceCall& of) {
 }  // namespace
 
 void commit_search(const Call& chunk, const SequenceCall& of) {
+  if (follows_patterns(chunk)) return commit_patterns(chunk, of);
   if (!chunk.facts.policy.names_keys() || chunk.args.speculative) return;
   const size_t l = chunk.facts.idx;
   const int64_t n_bounded = keeps_lists(chunk) ? of.first_query : of.length;

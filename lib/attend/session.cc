@@ -5,6 +5,7 @@
 #include <mutex>
 #include <utility>
 
+#include "lib/attend/pattern_call.h"
 #include "lib/attend/route_plan.h"
 #include "lib/attend/searched_keys.h"
 #include "lib/base/process_end.h"
@@ -134,6 +135,10 @@ Status Session::selection(const HeadOfSequence& head, KeptKeys* kept) {
   const Layer& layer = of.layer;
   LayerState& state = states_.find(head.sequence)->layers[l];
   TANDEM_TRY(state.selection->catch_up(*found, state.window_begin));
+  if (state.on_device == NamedOnDevice::kByPattern) {
+    list_pattern_keys(core, head, state, kept);
+    return {};
+  }
   if (state.on_device != NamedOnDevice::kNone) return list_searched_keys(core, head, *states_.find(head.sequence), kept);
   if (!state.named.empty()) {
     const auto n = static_cast<int32_t>(state.named.size());  // 1, or that of KV heads or of query heads

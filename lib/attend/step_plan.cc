@@ -7,6 +7,7 @@
 #include "lib/attend/descriptors.h"
 #include "lib/attend/device_chunk.h"
 #include "lib/attend/device_launch.h"
+#include "lib/attend/pattern_call.h"
 #include "lib/attend/search_call.h"
 #include "lib/attend/session_states.h"
 #include "lib/base/set_if_other.h"
@@ -18,7 +19,10 @@ Status StepPlan::check(void* stream) const {
   if (!core_.routes.plans_steps())
     return fail(TANDEM_ERROR_UNSUPPORTED, "route", "route = \"%s\": planned steps take \"host\" or \"auto\"",
                 core_.routes.name);
-  for (const SessionLayer& layer : core_.layers) TANDEM_TRY(check_searched(layer));
+  for (const SessionLayer& layer : core_.layers) {
+    TANDEM_TRY(check_searched(layer));
+    TANDEM_TRY(check_patterns(core_, layer));
+  }
   if (core_.step.sequences.empty())
     return fail(TANDEM_ERROR_INVALID_ARGUMENT, "n_sequences", "n_sequences = 0: a step on a stream has one at least");
   bool captures = false;
@@ -137,7 +141,7 @@ Status StepPlan::make(std::span<Sequence* const> sequences, void* stream) {
 // Bounds of keys that came before the step, in more than one chunk.
 Status StepPlan::bound_chunks_of_layers(AttendArgs* args) {
   for (size_t l = 0; l < first_.size(); ++l) {
-    if (!core_.layers[l].policy.names_keys()) continue;
+    if (!core_.layers[l].policy.prunes) continue;
     args->layer_idx = static_cast<int32_t>(l);
     HandOverTask& task = core_.hand_over().next_task(static_cast<int64_t>(l));
     const Call call(core_, *args, task.scratch, &task);
@@ -205,12 +209,12 @@ void StepPlan::describe(Call& call) {
   const size_t l = call.facts.idx;
   auto* const to = reinterpret_cast<DeviceSequence*>(upload_ + layout.layer_at(l));
   describe_sequences(call, to);
-  if (call.facts.policy.names_keys()) describe_search(call, {}, to);
+  if (call.facts.policy.prunes) describe_search(call, {}, to);
   std::byte* const end = upload_ + layout.layer_at(l + 1);
   std::fill(reinterpret_cast<std::byte*>(to + call.calls().size()), end, std::byte{0});
   to->step = call.task->step_tag();
   auto* const lists = reinterpret_cast<DeviceKeys*>(upload_ + layout.lists_at(l));
-  const int64_t n_lists = describe_lists(call, lists);
+  const int64_t n_lists = describe_lists(call, lists, core_.device->held().step_sequences);
   std::fill(reinterpret_cast<std::byte*>(lists + n_lists), upload_ + layout.lists_at(l + 1), std::byte{0});
   if (n_entries_ == 0) n_entries_ = describe_tables(call, reinterpret_cast<int64_t*>(upload_ + layout.tables_at()));
 }

@@ -124,7 +124,7 @@ Status Steps::end_plan(void* stream) {
   Status ended = is_capturing(device.device(), stream, &captures);
   if (ended.ok() && captures)
     return fail(TANDEM_ERROR_INVALID_STATE, "stream", "stream = %p is being captured: steps end outside", stream);
-  const auto searches = [](const Policy& policy) { return policy.names_keys(); };
+  const auto searches = [](const Policy& policy) { return policy.prunes; };
   if (ended.ok() && core_.policies.any(searches)) ended = follow_searches(core_, stream);
   if (ended.ok()) ended = device.end_step(open.n_planned, stream);
   if (!ended.ok() && ended.code() != TANDEM_ERROR_DEVICE_LOST && device.hand_over().fault().ok()) return ended;

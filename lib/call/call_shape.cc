@@ -55,4 +55,10 @@ TokenRange SizeTerms::streamed(const CallShape& shape, const SequenceShape& sequ
   return outside_of(options, store.page_len, sequence, is_whole ? sequence.first_query() : sequence.length - 1);
 }
 
+int64_t SizeTerms::n_lists(size_t l) const {
+  if (kinds(l) != nullptr) return layers[l].n_kv_heads;
+  if (!policies[l].follows_patterns || !options.patterns[l].narrows_decode()) return 0;
+  return layers[l].n_kv_heads + options.patterns[l].most_sink_units();
+}
+
 }  // namespace tandem

@@ -82,7 +82,8 @@ struct SizeTerms {
            layers[l].group_size <= kMostListRows;
   }
   const HeadKinds* kinds(size_t l) const { return kinds_of_layer(heads, l); }
-  int64_t n_lists(size_t l) const { return kinds(l) == nullptr ? 0 : layers[l].n_kv_heads; }  // of a sequence
+  // Entries of key lists and granules of a sequence: of streaming heads, or of head patterns in decode calls.
+  int64_t n_lists(size_t l) const;
   int64_t most_of_chunk() const;  // tokens of an append that has one ticket
   bool takes_single_queries(const CallShape& shape) const;
   int64_t wanted_queries(const CallShape& shape) const;  // of a sequence in a chunk, if the device has kernels for so many

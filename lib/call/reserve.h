@@ -9,6 +9,7 @@
 //   speculative queries                reserve_guess()                  lib/attend/guess.cc
 //   keys that callers name             reserve_named()                  lib/attend/named_call.cc
 //   keys that selectors name           reserve_search()                 lib/attend/search_call.cc
+//   keys that head patterns name       reserve_patterns()               lib/attend/pattern_call.cc
 //   pieces of the routes               KeyRoute::reserve()              lib/routes/
 //   chunks of long appends             reserve_long()                   lib/routes/prefill_size.cc
 #pragma once
@@ -52,6 +53,7 @@ void reserve_step(const SizeTerms& terms, const CallShape& shape, Reservation* n
 void reserve_guess(const SizeTerms& terms, const CallShape& shape, Reservation* needs);
 void reserve_named(const SizeTerms& terms, const CallShape& shape, Reservation* needs);
 void reserve_search(const SizeTerms& terms, const CallShape& shape, int64_t most_tokens, Reservation* needs);
+void reserve_patterns(const SizeTerms& terms, const CallShape& shape, int64_t most_tokens, Reservation* needs);
 void reserve_long(const SizeTerms& terms, const CallShape& shape, const PrefillSize& size, Reservation* needs);
 
 }  // namespace tandem

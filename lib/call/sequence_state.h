@@ -14,10 +14,11 @@ namespace tandem {
 
 // Where the keys are that a selector has named on the device for a sequence's last query.
 enum class NamedOnDevice : uint8_t {
-  kNone,  // nowhere: the query was not attended there, or the sequence has changed
-  kAll,   // the query attended all keys
-  kKept,  // in the sequence's own lists
-  kGone,  // in lists that the next call takes the place of
+  kNone,       // nowhere: the query was not attended there, or the sequence has changed
+  kAll,        // the query attended all keys
+  kKept,       // in the sequence's own lists
+  kGone,       // in lists that the next call takes the place of
+  kByPattern,  // the query's head pattern says them
 };
 
 struct LayerState {
@@ -27,7 +28,8 @@ struct LayerState {
   // device tensors the thread that meets the device writes them.
   std::vector<std::vector<TokenRange>> named{};
   NamedOnDevice on_device = NamedOnDevice::kNone;
-  int64_t named_end = 0;  // of a query attended there: tokens that it sees
+  int64_t named_end = 0;     // of a query attended there: tokens that it sees
+  int64_t named_block = -1;  // of kByPattern: the token of the first query of its block; -1: it was a decode call's
 };
 
 struct SequenceState {

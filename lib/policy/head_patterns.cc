@@ -61,6 +61,16 @@ DecodeKeys keys_of_group(const HeadPattern* heads, int32_t group_size) {
 
 }  // namespace
 
+int64_t PatternsOfLayer::most_sink_units() const {
+  int64_t most = 0;
+  for (const HeadPattern& head : heads) most = std::max(most, pattern_units(head.sink_len));
+  return most;
+}
+
+bool PatternsOfLayer::narrows_decode() const {
+  return std::any_of(decode.begin(), decode.end(), [](const DecodeKeys& head) { return !head.are_all; });
+}
+
 Status resolve_patterns(const tandem_session_options& options, const std::vector<bool>& follows,
                         const std::vector<Layer>& layers, Patterns* patterns) {
   *patterns = {};

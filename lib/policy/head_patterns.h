@@ -15,6 +15,7 @@ inline constexpr int64_t kPatternBlock = TANDEM_PATTERN_BLOCK;  // queries that 
 inline constexpr int64_t kPatternChunk = TANDEM_PATTERN_CHUNK;  // queries whose columns and diagonals are the same
 inline constexpr int64_t kPatternUnit = TANDEM_PATTERN_UNIT;    // tokens, of which keys are named
 inline constexpr int32_t kPatternUnitShift = 3;
+constexpr int64_t pattern_units(int64_t n_tokens) { return (n_tokens + kPatternUnit - 1) / kPatternUnit; }
 static_assert(kPatternUnit == int64_t{1} << kPatternUnitShift && kPatternChunk % kPatternBlock == 0);
 
 struct HeadPattern {
@@ -35,6 +36,9 @@ struct DecodeKeys {
 struct PatternsOfLayer {
   std::vector<HeadPattern> heads;  // [n_q_heads]
   std::vector<DecodeKeys> decode;  // [n_kv_heads]
+
+  int64_t most_sink_units() const;
+  bool narrows_decode() const;  // some KV head attends less than all keys in decode calls
 };
 
 using Patterns = std::vector<PatternsOfLayer>;  // [n_layers]; empty: no layer's policy follows any

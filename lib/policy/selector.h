@@ -131,12 +131,21 @@ struct Observation {
 // Pairs of a query and a key, query head by query head.
 struct AttendedPairs {
   int64_t n = 0, n_dense = 0;  // n_dense: what policy "all" would have attended
+
+  // A block of queries [begin, end) has attended n_keys keys, each query those from newest_begin up to its own besides.
+  void add(int64_t begin, int64_t end, int64_t n_keys, int64_t newest_begin) {
+    const int64_t n_queries = end - begin, n_own = n_queries * (n_queries + 1) / 2;
+    n += n_own + n_queries * (begin - newest_begin + n_keys);
+    n_dense += n_own + n_queries * begin;
+  }
 };
 
 class Selector {
  public:
   virtual ~Selector() = default;
-  virtual AttendedPairs pairs() const { return {}; }  // of appends that followed head patterns, since the selector was made
+  // Of appends that followed head patterns, since the selector was made.
+  virtual AttendedPairs pairs() const { return {}; }
+  virtual void count(const AttendedPairs&) {}
   virtual std::unique_ptr<SelectState> make_state() { return std::make_unique<SelectState>(); }
   // On device tensors it may throw bad_alloc. On host tensors it must not: the caller's outputs are written.
   virtual void observe(const Observation&) {}

@@ -206,6 +206,12 @@ int64_t searched_tokens(const SizeTerms& terms, const CallShape& shape, int64_t 
   return 0;
 }
 
+// Tokens of a chunk whose heads follow patterns: of whole blocks.
+int64_t pattern_tokens(int64_t append_tokens) {
+  const int64_t wanted = append_tokens > 0 ? std::min(append_tokens, kPatternChunk) : kPatternChunk;
+  return wanted > kTicket ? wanted / kPatternBlock * kPatternBlock : 0;
+}
+
 }  // namespace
 
 // By the longest append; of equal ones, by the one with the most keys.
@@ -219,7 +225,7 @@ Status size_long(const SizeTerms& terms, const CallShape& shape, bool streams, P
   const Policy& policy = terms.policies[shape.layer_idx];
   *size = {};
   const bool names = shape.idx_heads > 0;
-  const bool searches = policy.prunes;  // then the window has all keys
+  const bool searches = policy.names_keys();  // then the window has all keys
   if (!shape.appends || shape.is_speculative || (names && !shape.may_be_long) || !(can_stream(policy, true) || searches) ||
       shape.most_queries < std::min(longest.q_len, terms.most_of_chunk()))
     return {};
@@ -231,7 +237,8 @@ Status size_long(const SizeTerms& terms, const CallShape& shape, bool streams, P
   of_layer.streams = streams;
   if (searches) {
     if (longest.q_len <= kTicket) return {};  // as of all decode calls, whose work space need not be asked for
-    of_layer.append_tokens = searched_tokens(terms, shape, of_layer.append_tokens);
+    of_layer.append_tokens =
+        policy.prunes ? searched_tokens(terms, shape, of_layer.append_tokens) : pattern_tokens(of_layer.append_tokens);
     if (of_layer.append_tokens == 0) return {};
   }
   if (names) {

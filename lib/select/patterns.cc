@@ -8,14 +8,10 @@
 namespace tandem {
 namespace {
 
-// units: those that a block attends before newest_begin, which is not behind its first query.
-void count_pairs(TokenRange block, std::span<const int32_t> units, int64_t newest_begin, AttendedPairs* pairs) {
-  const int64_t n_queries = block.end - block.begin;
-  const int64_t n_own = n_queries * (n_queries + 1) / 2;  // of its own tokens, up to each query's
-  int64_t n_keys = std::ssize(units) * kPatternUnit;
-  if (!units.empty()) n_keys -= std::max<int64_t>(0, (units.back() + 1) * kPatternUnit - newest_begin);
-  pairs->n += n_own + n_queries * (block.begin - newest_begin + n_keys);
-  pairs->n_dense += n_own + n_queries * block.begin;
+// Tokens before newest_begin.
+int64_t n_tokens_of(std::span<const int32_t> units, int64_t newest_begin) {
+  if (units.empty()) return 0;
+  return std::ssize(units) * kPatternUnit - std::max<int64_t>(0, (units.back() + 1) * kPatternUnit - newest_begin);
 }
 
 }  // namespace
@@ -52,7 +48,7 @@ Status PatternState::name_keys(const SequenceCall& call, const Watch& watch) {
   names_ = {};
   names_.keys.unit_shift = kPatternUnitShift;
   names_.keys.plus_window = true;
-  if (!call.by_q_head) {
+  if (!call.is_append) {
     name_by_kv_head(call);
     return {};
   }
@@ -68,16 +64,17 @@ Status PatternState::name_keys(const SequenceCall& call, const Watch& watch) {
 // One query, or a guess, whose queries all attend what its first one does.
 void PatternState::name_by_kv_head(const SequenceCall& call) {
   const std::vector<DecodeKeys>& heads = of_.patterns().decode;
-  names_.keys.n_heads = of_.layer().n_kv_heads;
+  const int32_t n_alike = call.by_q_head ? of_.layer().group_size : 1;  // beside an append rows are of query heads
+  names_.keys.n_heads = of_.layer().n_kv_heads * n_alike;
   names_.query_block = call.q_len;
   int64_t most_units = 0;
-  for (const DecodeKeys& keys : heads) most_units = std::max(most_units, (keys.sink_len + kPatternUnit - 1) / kPatternUnit);
+  for (const DecodeKeys& keys : heads) most_units = std::max(most_units, pattern_units(keys.sink_len));
   sinks_.clear();
   for (int64_t unit = 0; unit < most_units; ++unit) sinks_.push_back(static_cast<int32_t>(unit));
   rows_.clear();
   for (const DecodeKeys& keys : heads) {
     const int64_t begin = keys.are_all ? 0 : std::max<int64_t>(0, call.first_query + 1 - keys.window_len);
-    rows_.push_back({sinks_.data(), (keys.sink_len + kPatternUnit - 1) / kPatternUnit, begin});
+    rows_.insert(rows_.end(), static_cast<size_t>(n_alike), {sinks_.data(), pattern_units(keys.sink_len), begin});
   }
   names_.rows = rows_.data();
 }
@@ -129,7 +126,9 @@ void PatternState::name_blocks(HeadUnits* head, TokenRange chunk) const {
     head->keys.append_units(&head->units);
     head->ends.push_back(head->units.size());
     head->newest_begins.push_back(head->keys.newest_begin());
-    count_pairs(block, {head->units.begin() + first, head->units.end()}, head->keys.newest_begin(), &head->pairs);
+    head->pairs.add(block.begin, block.end,
+                    n_tokens_of({head->units.begin() + first, head->units.end()}, head->keys.newest_begin()),
+                    head->keys.newest_begin());
   }
 }
 
@@ -146,7 +145,7 @@ void PatternState::write_rows(int64_t n_blocks) {
 }
 
 void PatternState::committed(const SequenceCall& call, bool) {
-  if (!call.by_q_head) return;
+  if (!call.by_q_head || !call.is_append) return;
   for (const HeadUnits& head : heads_) of_.count(head.pairs);
 }
 

@@ -28,7 +28,7 @@ class HeadPatterns final : public Selector {
   const PatternsOfLayer& patterns() const { return setup_.options->patterns[setup_.layer_idx]; }
   ProbeRunner& prober() { return prober_; }
   AttendedPairs pairs() const override { return pairs_; }
-  void count(const AttendedPairs& more) { pairs_.n += more.n, pairs_.n_dense += more.n_dense; }
+  void count(const AttendedPairs& more) override { pairs_.n += more.n, pairs_.n_dense += more.n_dense; }
 
  private:
   const SelectorSetup setup_;

@@ -1,0 +1,242 @@
+// SPDX-License-Identifier: MIT
+#include "lib/attend/pattern_call.h"
+
+#include <algorithm>
+
+#include "lib/attend/device_launch.h"
+#include "lib/machine/device_status.h"
+#include "lib/tables/planes.h"
+
+namespace tandem {
+namespace {
+
+constexpr int64_t kLeastPart = kMostListRows;  // queries: rows of one head
+
+const PatternsOfLayer& patterns_of(const Call& call) { return call.session.options.patterns[call.facts.idx]; }
+
+bool is_append(const Call& chunk) { return !chunk.calls().empty() && chunk.calls()[0].is_append; }
+
+// As one of a group sees the layer: each KV head has one query head.
+Layer one_of_group(Layer layer) {
+  layer.n_q_heads = layer.n_kv_heads;
+  layer.group_size = 1;
+  return layer;
+}
+
+// Queries of a part.
+int64_t part_len(const Call& chunk) {
+  const Device& device = chunk.device().device();
+  const DeviceRows q = attended_q(append_of(chunk, {}));
+  const int64_t most_rows = device.table->most_list_rows(device.self, &chunk.device().layer(chunk.facts.idx, false), &q);
+  return std::min(most_rows, kPatternBlock);
+}
+
+// visit(sequence of the chunk, first query of the part's block, first query, queries) for each part.
+template <typename Visit>
+void for_parts(const Call& chunk, Visit visit) {
+  const int64_t of_part = part_len(chunk);
+  for (size_t i = 0; i < chunk.calls().size(); ++i) {
+    const int64_t q_len = chunk.calls()[i].q_len;
+    for (int64_t block = 0; block < q_len; block += kPatternBlock)
+      for (int64_t t = block; t < std::min(q_len, block + kPatternBlock); t += of_part)
+        visit(i, block, t, std::min({of_part, q_len - t, block + kPatternBlock - t}));
+  }
+}
+
+// What a head attends whose window begins at a token: the first n_units units and [begin, end).
+struct SinksAndRange {
+  int64_t n_units = 0, begin = 0;
+
+  SinksAndRange(bool is_full, int64_t sink_len, int64_t window_begin) {
+    const int64_t sink_end = pattern_units(sink_len) * kPatternUnit;
+    if (is_full || window_begin <= sink_end) return;
+    n_units = pattern_units(sink_len);
+    begin = window_begin;
+  }
+};
+
+SinksAndRange keys_of_block(const HeadPattern& head, int64_t first_query) {
+  return {!head.has(TANDEM_PATTERN_A_SHAPE), head.sink_len, first_query + 1 - head.window_len};
+}
+SinksAndRange keys_of_query(const DecodeKeys& head, int64_t token) {
+  return {head.are_all, head.sink_len, token + 1 - head.window_len};
+}
+
+DeviceKeys list_of(const SinksAndRange& keys, int64_t first_granule) {
+  DeviceKeys list;
+  list.first = static_cast<int32_t>(first_granule);
+  list.n = static_cast<int32_t>(keys.n_units);
+  list.begin = static_cast<int32_t>(keys.begin);
+  return list;
+}
+
+// The first tokens of each sequence, a granule for each unit that it has.
+void write_granules(const Call& chunk, int64_t n_units, KeyGranule* to) {
+  for (const SequenceCall& of : chunk.calls())
+    for (int64_t unit = 0; unit < n_units; ++unit, ++to) {
+      *to = {};
+      if (unit * kPatternUnit >= of.length) continue;
+      to->token = static_cast<int32_t>(unit * kPatternUnit);
+      to->keys = 0xff;
+      to->page = chunk.device().page_offset(of.window->page_of(unit * kPatternUnit));
+    }
+}
+
+DeviceLists lists_of(const Call& chunk, const std::byte* place, int64_t n_lists) {
+  DeviceLists lists;
+  lists.keys = reinterpret_cast<const DeviceKeys*>(place);
+  lists.granules = reinterpret_cast<const KeyGranule*>(lists.keys + n_lists);
+  lists.n_heads = lists.per_sequence = chunk.layer().n_kv_heads;
+  lists.has_granules = patterns_of(chunk).most_sink_units() > 0 ? 1 : 0;
+  return lists;
+}
+
+}  // namespace
+
+Status check_patterns(const SessionCore& core, const SessionLayer& layer) {
+  if (!layer.policy.follows_patterns) return {};
+  const char* why = nullptr;
+  for (const HeadPattern& head : core.options.patterns[layer.idx].heads)
+    if ((head.kinds & ~(TANDEM_PATTERN_FULL | TANDEM_PATTERN_A_SHAPE)) != 0)
+      why = "a pattern other than FULL and A_SHAPE, which the CPU alone follows";
+  if (layer.layer.sinks != nullptr) why = "learned sinks, with which the CPU alone follows head patterns";
+  if (layer.layer.group_size > kMostListRows) why = "more than 64 query heads to a KV head";
+  if (why == nullptr) return {};
+  return fail(TANDEM_ERROR_UNSUPPORTED, "q.device_type", "q is in device memory, and layer %zu has policy \"%s\" and %s",
+              layer.idx, layer.policy.name, why);
+}
+
+int64_t n_pattern_parts(const Call& chunk) {
+  int64_t n = 0;
+  if (follows_patterns(chunk) && is_append(chunk)) for_parts(chunk, [&](size_t, int64_t, int64_t, int64_t) { ++n; });
+  return n;
+}
+
+void describe_parts(Call& chunk, const DeviceSequences& on_device, DeviceSequence* sequences, int64_t n_between) {
+  if (!is_append(chunk)) return;
+  const auto n_before = std::ssize(chunk.calls()) + n_between;
+  DeviceSequence* const first = sequences + n_before;
+  DeviceSequence* part = first;
+  int64_t longest = 0;
+  for_parts(chunk, [&](size_t i, int64_t, int64_t t, int64_t n) {
+    const SequenceCall& of = chunk.calls()[i];
+    *part = sequences[i];
+    part->q_len = static_cast<int32_t>(n);
+    part->first_row += static_cast<int32_t>(t);
+    part->begin = 0;
+    part->end = of.first_query + t + n;
+    part->position = of.sequence->position(of.first_query + t);
+    longest = std::max(longest, n);
+    ++part;
+  });
+  chunk.queries = on_device;
+  chunk.queries.sequences += n_before;
+  chunk.queries.n_sequences = static_cast<int32_t>(part - first);
+  chunk.queries.max_q_len = static_cast<int32_t>(longest);
+}
+
+DeviceLists pattern_lists_at(const Call& chunk, const std::byte* place, int64_t n_sequences) {
+  if (is_append(chunk)) return lists_of(chunk, place, n_pattern_parts(chunk) * chunk.layer().n_q_heads);
+  if (!patterns_of(chunk).narrows_decode()) return {};
+  return lists_of(chunk, place, n_sequences * chunk.layer().n_kv_heads);
+}
+
+int64_t describe_pattern_lists(const Call& chunk, DeviceKeys* to, int64_t n_sequences) {
+  const PatternsOfLayer& patterns = patterns_of(chunk);
+  const Layer& layer = chunk.layer();
+  const int64_t n_units = patterns.most_sink_units();
+  DeviceKeys* list = to;
+  if (is_append(chunk)) {
+    for (int32_t g = 0; g < layer.group_size; ++g)
+      for_parts(chunk, [&](size_t i, int64_t block, int64_t, int64_t) {
+        for (int32_t h = 0; h < layer.n_kv_heads; ++h) {
+          const HeadPattern& head = patterns.heads[static_cast<size_t>(h * layer.group_size + g)];
+          *list++ = list_of(keys_of_block(head, chunk.calls()[i].first_query + block), static_cast<int64_t>(i) * n_units);
+        }
+      });
+  } else {
+    if (!patterns.narrows_decode()) return 0;
+    for (size_t i = 0; i < chunk.calls().size(); ++i)
+      for (const DecodeKeys& head : patterns.decode)
+        *list++ = list_of(keys_of_query(head, chunk.calls()[i].first_query), static_cast<int64_t>(i) * n_units);
+    std::fill(list, to + n_sequences * layer.n_kv_heads, DeviceKeys());
+    list = to + n_sequences * layer.n_kv_heads;
+  }
+  write_granules(chunk, n_units, reinterpret_cast<KeyGranule*>(list));
+  return list - to + std::ssize(chunk.calls()) * n_units;
+}
+
+void reserve_patterns(const SizeTerms& terms, const CallShape& shape, int64_t most_tokens, Reservation* needs) {
+  const PatternsOfLayer& patterns = terms.options.patterns[shape.layer_idx];
+  const int64_t n_sequences = std::ssize(shape.sequences);
+  if (shape.max_q_len() == 1) return;
+  const Layer layer = one_of_group(*shape.layer);
+  const int64_t n_rows = std::min(shape.n_tokens(), most_tokens), n_blocks = n_rows / kPatternBlock + n_sequences;
+  const int64_t n_parts = n_rows / kLeastPart + n_blocks;
+  needs->add_descriptors(n_parts, 0);
+  needs->add_lists(n_parts * shape.layer->n_q_heads + n_sequences * patterns.most_sink_units());
+  // Only the call knows its queries: their parts may be as small as these, or whole blocks.
+  for (const auto& [n, q_len] : {std::pair(n_parts, kLeastPart), {n_blocks, kPatternBlock}})
+    needs->workspace_bytes = std::max(needs->workspace_bytes, workspace_bytes(*terms.device, layer, n, q_len));
+}
+
+Status attend_patterns(const Call& chunk, const DeviceAttend& window) {
+  const Layer layer = one_of_group(*window.layer);
+  const int32_t group = chunk.layer().group_size;
+  const auto of_head = [&](DeviceRows rows, int32_t g) {
+    rows.data = static_cast<std::byte*>(rows.data) + g * row_bytes(rows.dtype, rows.head_stride);
+    rows.head_stride *= group;
+    return rows;
+  };
+  for (int32_t g = 0; g < group; ++g) {
+    DeviceAttend one = window;
+    one.layer = &layer;
+    one.q = of_head(window.q, g);
+    one.o = of_head(window.o, g);
+    if (window.lse != nullptr) one.lse = window.lse + g * window.lse_head_stride;
+    one.lse_head_stride = window.lse_head_stride * group;
+    one.lists.keys += int64_t{g} * window.sequences.n_sequences * chunk.layer().n_kv_heads;
+    TANDEM_TRY(attend_window(chunk, one));
+  }
+  return {};
+}
+
+void commit_patterns(const Call& chunk, const SequenceCall& of) {
+  const PatternsOfLayer& patterns = patterns_of(chunk);
+  of.state->on_device = NamedOnDevice::kByPattern;
+  of.state->named_end = of.length;
+  of.state->named_block = -1;
+  const int64_t key_bytes = plane_bytes(chunk.layer()).total();
+  int64_t n_read = 0;  // keys
+  const auto count = [&](const SinksAndRange& keys, int64_t end) {
+    n_read += keys.n_units * kPatternUnit + end - keys.begin;
+  };
+  const AtEnd count_bytes([&] { chunk.session.sums.resident_kv_bytes_read += n_read * key_bytes; });
+  if (!is_append(chunk)) {
+    for (const DecodeKeys& head : patterns.decode) count(keys_of_query(head, of.first_query), of.length);
+    return;
+  }
+  AttendedPairs pairs;
+  for (int64_t t = of.first_query; t < of.length; t += kPatternBlock)
+    for (const HeadPattern& head : patterns.heads) {
+      const SinksAndRange keys = keys_of_block(head, t);
+      const int64_t end = std::min(of.length, t + kPatternBlock);
+      pairs.add(t, end, keys.n_units * kPatternUnit, keys.begin);
+      count(keys, end);
+    }
+  chunk.facts.selector->count(pairs);
+  of.state->named_block = of.first_query + (of.q_len - 1) / kPatternBlock * kPatternBlock;
+}
+
+void list_pattern_keys(const SessionCore& core, const HeadOfSequence& head, const LayerState& state, KeptKeys* kept) {
+  const auto l = static_cast<size_t>(head.layer_idx);
+  const PatternsOfLayer& patterns = core.options.patterns[l];
+  const int32_t q_head = head.kv_head * core.layers[l].layer.group_size + head.q_head_of_group;
+  const SinksAndRange keys = state.named_block < 0
+                                 ? keys_of_query(patterns.decode[static_cast<size_t>(head.kv_head)], state.named_end - 1)
+                                 : keys_of_block(patterns.heads[static_cast<size_t>(q_head)], state.named_block);
+  for (int64_t t = 0; t < keys.n_units * kPatternUnit; ++t) kept->put(t, 0.0f);
+  for (int64_t t = keys.begin; t < state.named_end; ++t) kept->put(t, 0.0f);
+}
+
+}  // namespace tandem

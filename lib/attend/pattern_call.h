@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: MIT
+// Calls on device tensors in layers that follow head patterns. The window has all keys of the sequences, and the host makes
+// the key lists (lib/tables/key_list.h) of heads that attend sinks and a window: granules for the sinks, and a range for the
+// window.
+//
+// An append is cut into blocks of queries, and these into parts that a kernel with key lists attends. Query heads of a group
+// may attend different keys, and a kernel has one list for a KV head. So the g-th query heads of all groups have a launch of
+// their own, in which each KV head has one query head:
+//
+//   descriptors   sequences | parts of query blocks | key lists [group_size][parts][n_kv_heads] | granules | page tables
+//
+// A decode call attends as policy "all" does, with a list for each KV head, where one has a pattern in decode calls.
+#pragma once
+
+#include "lib/attend/call.h"
+#include "lib/attend/session_states.h"
+
+namespace tandem {
+
+// UNSUPPORTED: patterns that the CPU alone follows, learned sinks, groups of so many heads.
+Status check_patterns(const SessionCore& core, const SessionLayer& layer);
+inline bool follows_patterns(const Call& chunk) { return chunk.facts.policy.follows_patterns; }
+// How many parts a chunk of an append has; 0 in a decode call.
+int64_t n_pattern_parts(const Call& chunk);
+// Describes the parts behind the sequences and n_between other descriptors.
+void describe_parts(Call& chunk, const DeviceSequences& on_device, DeviceSequence* sequences, int64_t n_between = 0);
+
+// Entries of key lists and granules, which have one size.
+static_assert(sizeof(DeviceKeys) == sizeof(KeyGranule));
+// Where the chunk's lists are, and what is written there: key lists and granules. n_sequences: of a decode call, as many as
+// there is room for. Returns how many entries have been written.
+DeviceLists pattern_lists_at(const Call& chunk, const std::byte* place, int64_t n_sequences);
+int64_t describe_pattern_lists(const Call& chunk, DeviceKeys* to, int64_t n_sequences);
+
+// attend_window() of an append, a launch for each query head of a group.
+Status attend_patterns(const Call& chunk, const DeviceAttend& window);
+void commit_patterns(const Call& chunk, const SequenceCall& of);
+// What the last query attended that a device has attended, as after a call on host tensors.
+void list_pattern_keys(const SessionCore& core, const HeadOfSequence& head, const LayerState& state, KeptKeys* kept);
+
+}  // namespace tandem

@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: MIT
+// Policy "patterns" on device tensors, heads that attend all keys or sinks and a window: the same answers, keys and counts
+// as on host tensors, in appends, decode calls, planned steps and the replays of a graph.
+#include "api/pruned_world.h"
+#include "device/device_side.h"
+#include "device/step_runner.h"
+
+using namespace tandem_test;
+
+namespace {
+
+tandem_head_pattern a_shape(int64_t sinks, int64_t window) {
+  tandem_head_pattern pattern = TANDEM_HEAD_PATTERN_INIT;
+  pattern.kinds = TANDEM_PATTERN_A_SHAPE;
+  pattern.sink_tokens = sinks;
+  pattern.window_tokens = window;
+  return pattern;
+}
+
+const tandem_head_pattern kFull = TANDEM_HEAD_PATTERN_INIT;
+
+// Of each query head: those of the second KV head have one form, so its decode calls attend less.
+std::vector<tandem_head_pattern> some_heads() { return {kFull, a_shape(20, 90), a_shape(4, 30), a_shape(20, 60)}; }
+std::vector<tandem_head_pattern> without_sinks() { return {a_shape(0, 70), kFull, a_shape(0, 50), a_shape(0, 50)}; }
+
+struct Patterned {
+  std::vector<tandem_head_pattern> heads;
+  tandem_patterns patterns = TANDEM_PATTERNS_INIT;
+  tandem_session_options options = TANDEM_SESSION_OPTIONS_INIT;
+
+  explicit Patterned(const std::vector<tandem_head_pattern>& of_layer, int32_t n_layers = 1) {
+    for (int32_t l = 0; l < n_layers; ++l) heads.insert(heads.end(), of_layer.begin(), of_layer.end());
+    patterns.heads = heads.data();
+    patterns.n_heads = std::ssize(heads);
+    options.policy = "patterns";
+    options.patterns = &patterns;
+  }
+  Patterned(const Patterned&) = delete;
+};
+
+std::vector<int64_t> listed(const Side& side, int32_t q_head) {
+  std::vector<int64_t> tokens(1 << 13);
+  int64_t n = 0;
+  constexpr int32_t kGroup = kQHeads / kKvHeads;
+  OK(tandem_session_selection, tokens.data(), nullptr, std::ssize(tokens), &n, side.session, side.sequence, 0,
+     q_head / kGroup, q_head % kGroup);
+  tokens.resize(static_cast<size_t>(n));
+  return tokens;
+}
+
+// A call on the device and its twin's on the host.
+struct Twins {
+  Side side{true}, twin{false};
+  int64_t seed = 1;
+
+  explicit Twins(const Patterned& patterned) {
+    change_session(&side, patterned.options);
+    change_session(&twin, patterned.options);
+  }
+  void attend(int64_t n) {
+    Call on_device(n, seed), on_host(n, seed);
+    ++seed;
+    for (Call* call : {&on_device, &on_host})
+      for (float& x : call->q.values) x *= 8.0f;  // so that softmax prefers some keys
+    on_device.to_device();
+    for (const auto& [call, of] : {std::pair(&on_device, &side), std::pair(&on_host, &twin)}) {
+      const tandem_attend_args args = call->args(*of);
+      OK(tandem_attend, of->session, &args);
+    }
+    const std::string context = "call " + std::to_string(seed - 1);
+    assert_close_to(on_device.output(), on_host.output(), context);
+    for (int32_t h = 0; h < kQHeads; ++h)
+      if (listed(side, h) != listed(twin, h)) fail_msg("%s: other keys of head %d", context.c_str(), h);
+    const tandem_session_stats now = side.stats(), now_twin = twin.stats();
+    assert_int_equal(now.pattern_pairs, now_twin.pattern_pairs);
+    assert_int_equal(now.pattern_dense_pairs, now_twin.pattern_dense_pairs);
+    assert_int_equal(now.resident_kv_bytes_read + now.host_kv_bytes_read,
+                     now_twin.resident_kv_bytes_read + now_twin.host_kv_bytes_read);
+  }
+};
+
+void answers_as_on_the_host(const std::vector<tandem_head_pattern>& heads) {
+  const Patterned patterned(heads);
+  Twins twins(patterned);
+  for (const int64_t n : {30, 1, 1, 200, 1, 5, 2, 600, 1, 129, 1}) twins.attend(n);
+  for (Side* each : {&twins.side, &twins.twin}) OK(tandem_sequence_truncate, each->cache, each->sequence, 700);
+  for (const int64_t n : {1, 130, 1}) twins.attend(n);
+  assert_true(twins.side.digest() == twins.twin.digest());
+}
+
+void calls_answer_as_on_the_host(void**) {
+  answers_as_on_the_host(some_heads());
+  answers_as_on_the_host(without_sinks());
+  answers_as_on_the_host({kFull, kFull, kFull, kFull});
+  assert_in_range(counts.largest_list_rows, 1, 64);
+  controls.take_long_lists();
+  answers_as_on_the_host(some_heads());
+  assert_int_equal(counts.largest_list_rows, TANDEM_PATTERN_BLOCK);
+}
+
+// Appends that the device takes some thousands of tokens at a time.
+void long_appends_answer_as_on_the_host(void**) {
+  Patterned patterned(some_heads());
+  patterned.options.window_tokens = 12000;
+  Twins twins(patterned);
+  for (const int64_t n : {2700, 1, 700, 8300, 1}) twins.attend(n);
+  assert_true(twins.side.digest() == twins.twin.digest());
+}
+
+void planned_steps_answer_as_on_the_host(void**) {
+  constexpr int64_t kOneEach[] = {1, 1};
+  for (const auto& heads : {some_heads(), without_sinks(), std::vector<tandem_head_pattern>(kQHeads, kFull)}) {
+    const Patterned patterned(heads, kStepLayers);
+    Runner planned(300), replayed(300);
+    HostTwin twin(300, "all");
+    for (Side* side : {&planned.side, &replayed.side, &twin.side}) change_session(side, patterned.options);
+    for (int64_t step = 0; step < 6; ++step) {
+      planned.run_step(step);
+      replayed.set_inputs(step);
+      replayed.begin(kOneEach);
+      if (replayed.graph == nullptr) replayed.capture(kOneEach);
+      assert_true(controls.launch(replayed.graph, replayed.stream));
+      replayed.end();
+      const std::vector<float> wanted = twin.run_step(step);
+      assert_close_to(planned.outputs(), wanted, "step " + std::to_string(step));
+      assert_close_to(replayed.outputs(), wanted, "replayed step " + std::to_string(step));
+    }
+  }
+}
+
+// One sequence has a query, the other many.
+void calls_of_both_kinds(void**) {
+  const Patterned patterned(some_heads());
+  Side side(true), twin(false);
+  std::vector<float> answers[2];
+  for (Side* each : {&side, &twin}) {
+    change_session(each, patterned.options);
+    int64_t ids[2] = {each->sequence, 0};
+    OK(tandem_sequence_create, &ids[1], each->cache);
+    const int64_t first[2] = {250, 40}, then[2] = {1, 333};
+    for (const int64_t* q_lens : {first, then}) {
+      Call call(q_lens[0] + q_lens[1], q_lens[0]);
+      if (each == &side) call.to_device();
+      tandem_attend_args args = call.args(*each);
+      args.n_sequences = 2;
+      args.sequences = ids;
+      args.q_lens = q_lens;
+      OK(tandem_attend, each->session, &args);
+      answers[each == &side ? 0 : 1] = call.output();
+    }
+  }
+  assert_close_to(answers[0], answers[1], "calls of both kinds");
+}
+
+void assert_refuses(const Patterned& patterned, int64_t n, int32_t status, const char* field, const char* text) {
+  Side side(true);
+  change_session(&side, patterned.options);
+  Call call(n, 1);
+  call.to_device();
+  const tandem_attend_args args = call.args(side);
+  tandem_error* error = nullptr;
+  const int32_t got = tandem_attend(side.session, &args, &error);
+  assert_refused(got, error, status, field, text);
+  assert_int_equal(side.length(), 0);
+}
+
+void what_is_refused(void**) {
+  std::vector<tandem_head_pattern> heads = some_heads();
+  heads[1] = TANDEM_HEAD_PATTERN_INIT;
+  heads[1].kinds = TANDEM_PATTERN_BLOCK_SPARSE;
+  heads[1].n_blocks = 3;
+  assert_refuses(Patterned(heads), 100, TANDEM_ERROR_UNSUPPORTED, "q.device_type", "other than FULL and A_SHAPE");
+  Patterned narrow(some_heads());
+  narrow.options.window_tokens = 64;
+  assert_refuses(narrow, 100, TANDEM_ERROR_CAPACITY, "window_tokens", "policy \"patterns\"");
+}
+
+// The memory plan asks the functions that calls ask.
+void plans_what_is_held(void**) {
+  Patterned patterned(some_heads());
+  patterned.options.window_tokens = 3000;
+  patterned.options.append_tokens = 2000;
+  Side side(true);
+  change_session(&side, patterned.options);
+  const int64_t kv_len = 2001;
+  tandem_memory_plan plan = TANDEM_MEMORY_PLAN_INIT;
+  const tandem_cache_options cache = TANDEM_CACHE_OPTIONS_INIT;
+  OK(tandem_plan_memory, &plan, side.engine, side.model, &cache, &patterned.options, &kv_len, 1);
+  for (const int64_t n : {2000, 1}) {
+    Call call(n, n);
+    call.to_device();
+    const tandem_attend_args args = call.args(side);
+    OK(tandem_attend, side.session, &args);
+  }
+  assert_held(side, plan);
+}
+
+}  // namespace
+
+int main() {
+  const CMUnitTest tests[] = {
+      cmocka_unit_test_teardown(calls_answer_as_on_the_host, forget),
+      cmocka_unit_test_teardown(long_appends_answer_as_on_the_host, forget),
+      cmocka_unit_test_teardown(planned_steps_answer_as_on_the_host, forget),
+      cmocka_unit_test_teardown(calls_of_both_kinds, forget),
+      cmocka_unit_test_teardown(what_is_refused, forget),
+      cmocka_unit_test_teardown(plans_what_is_held, forget),
+  };
+  return cmocka_run_group_tests(tests, open_stand_in, close_stand_in);
+}
