@@ -23,8 +23,8 @@
  *
  * In calls with one query of a sequence, and of guesses (SPECULATIVE), KV heads whose query heads all have the pattern A_SHAPE and
  * no other attend their sinks and windows, the longest of the group's; other KV heads attend all keys. Layers with a sliding
- * window attend their whole window. Calls on device tensors and trees of speculative tokens are UNSUPPORTED (q.device_type,
- * parent_idx). */
+ * window attend their whole window. Trees of speculative tokens are UNSUPPORTED (parent_idx). On device tensors, where the
+ * session's window has all keys (CAPACITY, window_tokens), so are VERTICAL_SLASH, BLOCK_SPARSE and guesses (q.device_type, flags). */
 #ifndef TANDEM_PATTERNS_H_
 #define TANDEM_PATTERNS_H_
 

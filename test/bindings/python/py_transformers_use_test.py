@@ -271,6 +271,7 @@ def test_layers_that_are_not_alike():
     ({"max_position_embeddings": 131_072, "rope_scaling": {"factor": 8.0, "original_max_position_embeddings": 8192}}, ["hip"], True,
      131_072),
     ({"max_position_embeddings": 20000}, ["hip"], False, -1),  # the CPU prunes wherever keys are
+    ({"max_position_embeddings": 20000}, ["patterns", "all"], True, 20000),
     ({"max_position_embeddings": 20000}, ["all"], True, -1),
     ({"max_position_embeddings": 20000}, ["hip", "hgca"], True, -1),
 ])
