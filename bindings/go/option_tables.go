@@ -122,8 +122,7 @@ type SessionOptions struct {
 	// session is created.
 	Pruning *Pruning
 
-	// What heads attend under policy "patterns" (patterns.h): it is given where a layer has that policy, and not where none
-	// has. Read when the session is created.
+	// What heads attend under policy "patterns" (patterns.h), and nil under others.
 	Patterns *Patterns
 }
 

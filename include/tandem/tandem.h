@@ -427,8 +427,7 @@ typedef struct tandem_session_options {
                                      have come, not with the step, as nobody knows before which keys it has */
   const struct tandem_pruning *pruning; /* what policy "hip" prunes (pruning.h), NULL: its defaults; INVALID_ARGUMENT where no layer has
                                            that policy. Read when the session is created */
-  const struct tandem_patterns *patterns; /* what heads attend under policy "patterns" (patterns.h): it is given where a layer has that
-                                             policy, and not where none has. Read when the session is created */
+  const struct tandem_patterns *patterns; /* what heads attend under policy "patterns" (patterns.h), and NULL under others */
 } tandem_session_options;
 #define TANDEM_SESSION_OPTIONS_INIT \
   { sizeof(tandem_session_options), 0, NULL, NULL, 0, -1, -1, 0.0f, -1.0f, -1, NULL, 0, -1.0, 0, 0, 0.0, NULL, 0, 0, \

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "lib/patterns/pattern.h"
 #include "lib/pieces/stream_buffers.h"
 
 namespace tandem {
@@ -53,7 +54,8 @@ Status SessionCore::create(std::shared_ptr<Cache> cache, const tandem_session_op
   TANDEM_TRY(LayerPolicies::resolve(options, layers, &made->policies));
   TANDEM_TRY(resolve_policy_options(options, &made->options));
   TANDEM_TRY(resolve_pruning(options, made->policies.prune(), layers, &made->options.pruning));
-  TANDEM_TRY(resolve_patterns(options, made->policies.follow_patterns(), layers, &made->options.patterns));
+  TANDEM_TRY(
+      resolve_patterns(options, known_pattern_kinds(), made->policies.follow_patterns(), layers, &made->options.patterns));
   TANDEM_TRY(resolve_route_options(options, made->policies, layers, &made->routes));
   TANDEM_TRY(resolve_streaming_heads(options, made->policies, layers, &made->heads));
   const Device* device = made->cache->engine().device();

@@ -8,6 +8,12 @@
 
 namespace tandem {
 
+uint32_t known_pattern_kinds() {
+  uint32_t kinds = 0;
+  for (const Pattern* pattern : pattern_table()) kinds |= pattern->kind;
+  return kinds;
+}
+
 void BlockKeys::clear(int64_t begin) {
   newest_begin_ = begin;
   const int64_t n_units = (begin + kPatternUnit - 1) / kPatternUnit;

@@ -86,6 +86,7 @@ struct Pattern {
 };
 
 std::span<const Pattern* const> pattern_table();
+uint32_t known_pattern_kinds();  // of all patterns in the table
 extern const Pattern kPatternFull, kPatternAShape, kPatternVerticalSlash, kPatternBlockSparse;
 
 // The n largest scores, the lower index first where some are equal; ascending indices. NaN is less than all others.

@@ -6,6 +6,7 @@
 
 #include "lib/device/device_session.h"
 #include "lib/machine/placement.h"
+#include "lib/patterns/pattern.h"
 #include "lib/pieces/search_counts.h"
 #include "lib/pieces/window_staging.h"
 #include "lib/routes/routes_taken.h"
@@ -148,6 +149,14 @@ Status plan_device(const SizeTerms& terms, std::span<const int64_t> kv_lens, tan
   return {};
 }
 
+Status resolve_policies(const tandem_session_options& session, const std::vector<Layer>& layers, LayerPolicies* policies,
+                        PolicyOptions* options) {
+  TANDEM_TRY(resolve_policy_options(session, options));
+  TANDEM_TRY(LayerPolicies::resolve(session, layers, policies));
+  TANDEM_TRY(resolve_pruning(session, policies->prune(), layers, &options->pruning));
+  return resolve_patterns(session, known_pattern_kinds(), policies->follow_patterns(), layers, &options->patterns);
+}
+
 }  // namespace
 
 Status plan_memory(const Engine& engine, std::vector<Layer> layers, const tandem_cache_options& cache,
@@ -158,10 +167,7 @@ Status plan_memory(const Engine& engine, std::vector<Layer> layers, const tandem
   PolicyOptions options;
   RouteOptions routes;
   std::vector<HeadKinds> heads;
-  if (session != nullptr) TANDEM_TRY(resolve_policy_options(*session, &options));
-  if (session != nullptr) TANDEM_TRY(LayerPolicies::resolve(*session, layers, &policies));
-  if (session != nullptr) TANDEM_TRY(resolve_pruning(*session, policies.prune(), layers, &options.pruning));
-  if (session != nullptr) TANDEM_TRY(resolve_patterns(*session, policies.follow_patterns(), layers, &options.patterns));
+  if (session != nullptr) TANDEM_TRY(resolve_policies(*session, layers, &policies, &options));
   if (session != nullptr) TANDEM_TRY(resolve_route_options(*session, policies, layers, &routes));
   if (session != nullptr) TANDEM_TRY(resolve_streaming_heads(*session, policies, layers, &heads));
   if (engine.device() != nullptr) TANDEM_TRY(check_layers(*engine.device(), layers));

@@ -5,7 +5,6 @@
 #include <string>
 
 #include "lib/base/options.h"
-#include "lib/patterns/pattern.h"
 
 namespace tandem {
 namespace {
@@ -18,15 +17,13 @@ struct Size {
 };
 
 // name: of the head, "patterns.heads[7]".
-Status take_head(const tandem_head_pattern& from, const std::string& name, HeadPattern* to) {
-  uint32_t known = 0;
-  for (const Pattern* pattern : pattern_table()) known |= pattern->kind;
+Status take_head(const tandem_head_pattern& from, uint32_t known_kinds, const std::string& name, HeadPattern* to) {
   const auto refuse = [&](const char* member, int64_t value, const char* why) {
     const std::string field = name + "." + member;
     return fail(TANDEM_ERROR_INVALID_ARGUMENT, field.c_str(), "%s = %lld %s", field.c_str(), static_cast<long long>(value),
                 why);
   };
-  if ((from.kinds & ~known) != 0) return refuse("kinds", from.kinds, "has bits that are no TANDEM_PATTERN_*");
+  if ((from.kinds & ~known_kinds) != 0) return refuse("kinds", from.kinds, "has bits that are no TANDEM_PATTERN_*");
   const Size sizes[] = {{"sink_tokens", from.sink_tokens, TANDEM_PATTERN_A_SHAPE, 0},
                         {"window_tokens", from.window_tokens, TANDEM_PATTERN_A_SHAPE, 1},
                         {"vertical_tokens", from.vertical_tokens, TANDEM_PATTERN_VERTICAL_SLASH, 0},
@@ -71,7 +68,7 @@ bool PatternsOfLayer::narrows_decode() const {
   return std::any_of(decode.begin(), decode.end(), [](const DecodeKeys& head) { return !head.are_all; });
 }
 
-Status resolve_patterns(const tandem_session_options& options, const std::vector<bool>& follows,
+Status resolve_patterns(const tandem_session_options& options, uint32_t known_kinds, const std::vector<bool>& follows,
                         const std::vector<Layer>& layers, Patterns* patterns) {
   *patterns = {};
   const bool any = std::find(follows.begin(), follows.end(), true) != follows.end();
@@ -97,8 +94,8 @@ Status resolve_patterns(const tandem_session_options& options, const std::vector
   size_t at = 0;
   for (size_t l = 0; l < layers.size(); ++l) {
     for (int32_t h = 0; h < layers[l].n_q_heads; ++h, ++at)
-      TANDEM_TRY(
-          take_head(heads[at], element_name("patterns.heads", static_cast<int64_t>(at)), &made[l].heads.emplace_back()));
+      TANDEM_TRY(take_head(heads[at], known_kinds, element_name("patterns.heads", static_cast<int64_t>(at)),
+                           &made[l].heads.emplace_back()));
     for (int32_t h = 0; h < layers[l].n_kv_heads; ++h)
       made[l].decode.push_back(
           keys_of_group(made[l].heads.data() + int64_t{h} * layers[l].group_size, layers[l].group_size));

@@ -43,8 +43,9 @@ struct PatternsOfLayer {
 
 using Patterns = std::vector<PatternsOfLayer>;  // [n_layers]; empty: no layer's policy follows any
 
-// follows: [n_layers], whether the layer's policy follows them. INVALID_ARGUMENT (patterns and its members).
-Status resolve_patterns(const tandem_session_options& options, const std::vector<bool>& follows,
+// known_kinds: TANDEM_PATTERN_* that there are. follows: [n_layers], whether the layer's policy follows patterns.
+// INVALID_ARGUMENT (patterns and its members).
+Status resolve_patterns(const tandem_session_options& options, uint32_t known_kinds, const std::vector<bool>& follows,
                         const std::vector<Layer>& layers, Patterns* patterns);
 
 }  // namespace tandem

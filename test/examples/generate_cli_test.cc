@@ -53,7 +53,6 @@ std::vector<BadInput> bad_inputs() {
       {prompt, {"--policy", "fancy"}, {"--policy", "fancy", "hgca"}},
       {prompt, {"--policy", ""}, {"--policy"}},
       {prompt, {"--policy", "patterns"}, {"--patterns", "needs a file"}},
-      {prompt, {"--policy", "patterns", "--patterns", "/nonexistent"}, {"/nonexistent"}, 1},
       {prompt, {"--policy", "patterns", "--patterns", kText}, {"haystack.txt"}, 1},
       {prompt, {"--patterns", kText}, {"--patterns", "--policy patterns alone"}},
       {prompt, {"--isa", "pentium"}, {"--isa", "pentium"}},

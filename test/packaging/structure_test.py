@@ -12,7 +12,7 @@ import re
 import sys
 
 # A module includes its own folder and those above it in this list. cpu and cuda include the first three alone.
-FOLDERS = ["base", "model", "tables", "tensors", "rates", "machine", "weights", "patterns", "store", "policy", "pieces", "call", "select",
+FOLDERS = ["base", "model", "tables", "tensors", "rates", "machine", "weights", "store", "policy", "patterns", "pieces", "call", "select",
            "device", "routes", "plan", "attend", "abi"]
 FOR_BACKENDS = FOLDERS[:3]
 MOST_METHODS = 30  # of a class

@@ -111,8 +111,7 @@ class SessionOptions(TypedDict, total=False):
         What policy "hip" prunes (pruning.h), None: its defaults; INVALID_ARGUMENT where no layer has that policy. Read when
         the session is created.
     patterns : Patterns | str
-        What heads attend under policy "patterns" (patterns.h): it is given where a layer has that policy, and not where none
-        has. Read when the session is created.
+        What heads attend under policy "patterns" (patterns.h), and None under others.
     """
 
     sleep_between_calls: bool

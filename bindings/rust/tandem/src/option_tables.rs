@@ -100,8 +100,7 @@ pub struct SessionOptions {
     /// What policy "hip" prunes (pruning.h), `None`: its defaults; INVALID_ARGUMENT where no layer has that policy. Read
     /// when the session is created.
     pub pruning: Option<Pruning>,
-    /// What heads attend under policy "patterns" (patterns.h): it is given where a layer has that policy, and not where
-    /// none has. Read when the session is created.
+    /// What heads attend under policy "patterns" (patterns.h), and `None` under others.
     pub patterns: Option<Patterns>,
 }
 
