@@ -10,8 +10,6 @@
 namespace tandem {
 namespace {
 
-constexpr int64_t kLeastPart = kMostListRows;  // queries: rows of one head
-
 const PatternsOfLayer& patterns_of(const Call& call) { return call.session.options.patterns[call.facts.idx]; }
 
 bool is_append(const Call& chunk) { return !chunk.calls().empty() && chunk.calls()[0].is_append; }
@@ -23,12 +21,17 @@ Layer one_of_group(Layer layer) {
   return layer;
 }
 
+int32_t n_launches(const PatternsOfLayer& patterns, const Layer& layer) {
+  return patterns.groups_are_alike ? 1 : layer.group_size;
+}
+
 // Queries of a part.
 int64_t part_len(const Call& chunk) {
   const Device& device = chunk.device().device();
   const DeviceRows q = attended_q(append_of(chunk, {}));
   const int64_t most_rows = device.table->most_list_rows(device.self, &chunk.device().layer(chunk.facts.idx, false), &q);
-  return std::min(most_rows, kPatternBlock);
+  const int64_t of_query = chunk.layer().group_size / n_launches(patterns_of(chunk), chunk.layer());  // rows
+  return std::clamp<int64_t>(most_rows / of_query, 1, kPatternBlock);
 }
 
 // visit(sequence of the chunk, first query of the part's block, first query, queries) for each part.
@@ -136,7 +139,10 @@ void describe_parts(Call& chunk, const DeviceSequences& on_device, DeviceSequenc
 }
 
 DeviceLists pattern_lists_at(const Call& chunk, const std::byte* place, int64_t n_sequences) {
-  if (is_append(chunk)) return lists_of(chunk, place, n_pattern_parts(chunk) * chunk.layer().n_q_heads);
+  if (is_append(chunk)) {
+    const int64_t of_part = int64_t{chunk.layer().n_kv_heads} * n_launches(patterns_of(chunk), chunk.layer());
+    return lists_of(chunk, place, n_pattern_parts(chunk) * of_part);
+  }
   if (!patterns_of(chunk).narrows_decode()) return {};
   return lists_of(chunk, place, n_sequences * chunk.layer().n_kv_heads);
 }
@@ -147,7 +153,7 @@ int64_t describe_pattern_lists(const Call& chunk, DeviceKeys* to, int64_t n_sequ
   const int64_t n_units = patterns.most_sink_units();
   DeviceKeys* list = to;
   if (is_append(chunk)) {
-    for (int32_t g = 0; g < layer.group_size; ++g)
+    for (int32_t g = 0; g < n_launches(patterns, layer); ++g)
       for_parts(chunk, [&](size_t i, int64_t block, int64_t, int64_t) {
         for (int32_t h = 0; h < layer.n_kv_heads; ++h) {
           const HeadPattern& head = patterns.heads[static_cast<size_t>(h * layer.group_size + g)];
@@ -170,17 +176,20 @@ void reserve_patterns(const SizeTerms& terms, const CallShape& shape, int64_t mo
   const PatternsOfLayer& patterns = terms.options.patterns[shape.layer_idx];
   const int64_t n_sequences = std::ssize(shape.sequences);
   if (shape.max_q_len() == 1) return;
-  const Layer layer = one_of_group(*shape.layer);
+  const int64_t n_one_by_one = n_launches(patterns, *shape.layer);
+  const Layer layer = n_one_by_one > 1 ? one_of_group(*shape.layer) : *shape.layer;
+  const int64_t least_part = std::clamp<int64_t>(kMostListRows / layer.group_size, 1, kPatternBlock);
   const int64_t n_rows = std::min(shape.n_tokens(), most_tokens), n_blocks = n_rows / kPatternBlock + n_sequences;
-  const int64_t n_parts = n_rows / kLeastPart + n_blocks;
+  const int64_t n_parts = n_rows / least_part + n_blocks;
   needs->add_descriptors(n_parts, 0);
-  needs->add_lists(n_parts * shape.layer->n_q_heads + n_sequences * patterns.most_sink_units());
+  needs->add_lists(n_parts * layer.n_kv_heads * n_one_by_one + n_sequences * patterns.most_sink_units());
   // Only the call knows its queries: their parts may be as small as these, or whole blocks.
-  for (const auto& [n, q_len] : {std::pair(n_parts, kLeastPart), {n_blocks, kPatternBlock}})
+  for (const auto& [n, q_len] : {std::pair(n_parts, least_part), {n_blocks, kPatternBlock}})
     needs->workspace_bytes = std::max(needs->workspace_bytes, workspace_bytes(*terms.device, layer, n, q_len));
 }
 
 Status attend_patterns(const Call& chunk, const DeviceAttend& window) {
+  if (patterns_of(chunk).groups_are_alike) return attend_window(chunk, window);
   const Layer layer = one_of_group(*window.layer);
   const int32_t group = chunk.layer().group_size;
   const auto of_head = [&](DeviceRows rows, int32_t g) {

@@ -4,10 +4,10 @@
 // window.
 //
 // An append is cut into blocks of queries, and these into parts that a kernel with key lists attends. Query heads of a group
-// may attend different keys, and a kernel has one list for a KV head. So the g-th query heads of all groups have a launch of
-// their own, in which each KV head has one query head:
+// may attend different keys, and a kernel has one list for a KV head. Where any do, the g-th query heads of all groups have
+// a launch of their own, in which each KV head has one query head:
 //
-//   descriptors   sequences | parts of query blocks | key lists [group_size][parts][n_kv_heads] | granules | page tables
+//   descriptors   sequences | parts of query blocks | key lists [launches][parts][n_kv_heads] | granules | page tables
 //
 // A decode call attends as policy "all" does, with a list for each KV head, where one has a pattern in decode calls.
 #pragma once
@@ -32,7 +32,7 @@ static_assert(sizeof(DeviceKeys) == sizeof(KeyGranule));
 DeviceLists pattern_lists_at(const Call& chunk, const std::byte* place, int64_t n_sequences);
 int64_t describe_pattern_lists(const Call& chunk, DeviceKeys* to, int64_t n_sequences);
 
-// attend_window() of an append, a launch for each query head of a group.
+// attend_window() of an append, in all of its launches.
 Status attend_patterns(const Call& chunk, const DeviceAttend& window);
 void commit_patterns(const Call& chunk, const SequenceCall& of);
 // What the last query attended that a device has attended, as after a call on host tensors.

@@ -96,9 +96,14 @@ Status resolve_patterns(const tandem_session_options& options, uint32_t known_ki
     for (int32_t h = 0; h < layers[l].n_q_heads; ++h, ++at)
       TANDEM_TRY(take_head(heads[at], known_kinds, element_name("patterns.heads", static_cast<int64_t>(at)),
                            &made[l].heads.emplace_back()));
+    const int32_t group = layers[l].group_size;
+    const auto is_like_first = [&](const HeadPattern& head) {
+      const auto h = &head - made[l].heads.data();
+      return head == made[l].heads[static_cast<size_t>(h / group * group)];
+    };
+    made[l].groups_are_alike = std::all_of(made[l].heads.begin(), made[l].heads.end(), is_like_first);
     for (int32_t h = 0; h < layers[l].n_kv_heads; ++h)
-      made[l].decode.push_back(
-          keys_of_group(made[l].heads.data() + int64_t{h} * layers[l].group_size, layers[l].group_size));
+      made[l].decode.push_back(keys_of_group(made[l].heads.data() + int64_t{h} * group, group));
   }
   *patterns = std::move(made);
   return {};

@@ -25,6 +25,7 @@ struct HeadPattern {
   int64_t n_blocks = 0;
 
   bool has(uint32_t kind) const { return (kinds & kind) != 0; }
+  bool operator==(const HeadPattern&) const = default;
 };
 
 // What a KV head attends in calls of one query: all keys, or the first sink_len and the newest window_len.
@@ -36,6 +37,7 @@ struct DecodeKeys {
 struct PatternsOfLayer {
   std::vector<HeadPattern> heads;  // [n_q_heads]
   std::vector<DecodeKeys> decode;  // [n_kv_heads]
+  bool groups_are_alike = false;   // all query heads of each KV head have the same patterns
 
   int64_t most_sink_units() const;
   bool narrows_decode() const;  // some KV head attends less than all keys in decode calls

@@ -23,6 +23,9 @@ const tandem_head_pattern kFull = TANDEM_HEAD_PATTERN_INIT;
 std::vector<tandem_head_pattern> some_heads() { return {kFull, a_shape(20, 90), a_shape(4, 30), a_shape(20, 60)}; }
 std::vector<tandem_head_pattern> without_sinks() { return {a_shape(0, 70), kFull, a_shape(0, 50), a_shape(0, 50)}; }
 
+// The heads of each group are, so one launch serves them.
+std::vector<tandem_head_pattern> alike() { return {kFull, kFull, a_shape(12, 80), a_shape(12, 80)}; }
+
 struct Patterned {
   std::vector<tandem_head_pattern> heads;
   tandem_patterns patterns = TANDEM_PATTERNS_INIT;
@@ -92,19 +95,24 @@ void calls_answer_as_on_the_host(void**) {
   answers_as_on_the_host(some_heads());
   answers_as_on_the_host(without_sinks());
   answers_as_on_the_host({kFull, kFull, kFull, kFull});
+  answers_as_on_the_host(alike());
   assert_in_range(counts.largest_list_rows, 1, 64);
   controls.take_long_lists();
   answers_as_on_the_host(some_heads());
   assert_int_equal(counts.largest_list_rows, TANDEM_PATTERN_BLOCK);
+  answers_as_on_the_host(alike());
+  assert_int_equal(counts.largest_list_rows, TANDEM_PATTERN_BLOCK * kQHeads / kKvHeads);
 }
 
 // Appends that the device takes some thousands of tokens at a time.
 void long_appends_answer_as_on_the_host(void**) {
-  Patterned patterned(some_heads());
-  patterned.options.window_tokens = 12000;
-  Twins twins(patterned);
-  for (const int64_t n : {2700, 1, 700, 8300, 1}) twins.attend(n);
-  assert_true(twins.side.digest() == twins.twin.digest());
+  for (const auto& heads : {some_heads(), alike()}) {
+    Patterned patterned(heads);
+    patterned.options.window_tokens = 12000;
+    Twins twins(patterned);
+    for (const int64_t n : {2700, 1, 700, 8300, 1}) twins.attend(n);
+    assert_true(twins.side.digest() == twins.twin.digest());
+  }
 }
 
 void planned_steps_answer_as_on_the_host(void**) {
