@@ -114,7 +114,7 @@ void for_tokens(const Call& call, void (*visit)(const Call& call, int64_t row)) 
 Status attend_named(const Call& call) {
   HostPart& host = call.scratch.host;
   const Watch* const watch = call.args.is_watched ? &call.args.watch : nullptr;
-  for (;;) {
+  while (!host.named().had_all()) {
     {
       std::shared_lock lock(call.cache().mutex());
       if (!host.named().next(call.cache())) break;

@@ -203,10 +203,12 @@ bool NamedJobs::next(std::span<const StoreView> views) {
   if (std::ssize(runs_) < n_runs) runs_.resize(static_cast<size_t>(n_runs));
   jobs_.resize(batch_.size());
   const Backend& cpu = *facts_.cpu;
+  // Jobs lie side by side: what changes with each run is counted in a copy.
   const auto fill_one = [](void* all, int64_t idx, int32_t) {
     auto* const jobs = static_cast<NamedJobs*>(all);
-    Job& job = jobs->batch_[static_cast<size_t>(idx)];
-    jobs->fill(&job);
+    Job filled = jobs->batch_[static_cast<size_t>(idx)];
+    jobs->fill(&filled);
+    Job& job = jobs->batch_[static_cast<size_t>(idx)] = filled;
     jobs->jobs_[static_cast<size_t>(idx)] = jobs->attend_job(job);
   };
   cpu.table->run(cpu.self, std::ssize(batch_), fill_one, this);

@@ -39,7 +39,8 @@ class NamedJobs {
   static bool are_brought(const HostSlot& slot) { return header_of(slot).idx_heads > 0; }
   // Makes the next batch; false: all queries have had theirs. views: of the calls' sequences. May throw bad_alloc.
   bool next(std::span<const StoreView> views);
-  bool next(const Cache& cache);  // its mutex is held, shared
+  bool had_all() const { return call_ == calls_.size(); }  // there is no next batch
+  bool next(const Cache& cache);                           // its mutex is held, shared
   // Attends the batch. watch: null, or of the call, which is told of all batches.
   Status attend(const Watch* watch);
 

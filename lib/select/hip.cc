@@ -67,6 +67,7 @@ Status HipState::copy_from(const SelectState& other) {
   for (size_t i = 0; i < bounds_.size(); ++i)
     TANDEM_TRY(bounds_[i].copy_from(hip_.cache().host_tier(), hip_.layer(), from.bounds_[i]));
   cached_ = from.cached_;
+  names_are_cached_ = false;
   return {};
 }
 
@@ -81,8 +82,8 @@ void HipState::erase(const Sequence&, int64_t first, int64_t) {
 }
 
 int64_t HipState::n_selected(int32_t kv_head) const {
-  if (!cached_.are_valid || cached_.stages.empty()) return 0;
-  const CachedLists::Stage& last = cached_.stages.back();
+  if (!cached_.are_valid || cached_.n == 0) return 0;
+  const CachedLists::Stage& last = cached_.stages[cached_.n - 1];
   const ChunkList& list = last.of_list[last.of_list.size() == 1 ? 0 : static_cast<size_t>(kv_head)];
   return std::ssize(list) * hip_.pruning().decode.stages[last.place].chunk_len;
 }
@@ -128,16 +129,28 @@ Status HipState::name_keys(const SequenceCall& call, const Watch& watch) {
   searched.overlaps = is_single;
   searched.is_guess = is_guess_;
   TANDEM_TRY(bound_chunks(call, watch));
-  n_run_ = 0;
+  const bool may_be_cached = is_decode_ || (is_guess_ && searched.has_one_block());
+  n_stages_ = StagePlaces(record, call.first_query + 1).size();
+  n_run_ = may_be_cached ? n_due_stages(searched, cached_) : 0;
+  judged_bytes_ = 0;
+  if (may_be_cached && n_stages_ > 0 && n_run_ == 0 && may_keep_names()) return {};
+  names_are_cached_ = false;
   (void)hip_.search().take_judged_bytes();  // of a call that has failed
-  if (is_decode_ || (is_guess_ && searched.has_one_block())) {
-    TANDEM_TRY(hip_.search().search_cached(searched, cached_, watch, &next_, &lists_, &n_run_));
+  if (may_be_cached) {
+    TANDEM_TRY(hip_.search().search_cached(searched, cached_, watch, &ran_, &lists_));
   } else {
     TANDEM_TRY(hip_.search().search(searched, watch, &lists_));
   }
   judged_bytes_ = hip_.search().take_judged_bytes();
   write_names(record);
   return {};
+}
+
+// The lists of the last decode call name the same keys in this one. Where they have chunks longer than the finest, these are
+// cut where candidates end, which moves on.
+bool HipState::may_keep_names() const {
+  return names_are_cached_ &&
+         hip_.pruning().decode.stages[cached_.stages[cached_.n - 1].place].chunk_len == lists_.chunk_len;
 }
 
 void HipState::write_names(const PruningRecord& record) {
@@ -166,12 +179,14 @@ void HipState::committed(const SequenceCall& call, bool) {
     return;
   }
   for (ChunkBounds& of : bounds_) of.keep();
-  hip_.sums().n_refreshes += n_run_;
+  hip_.sums().n_refreshes += static_cast<int64_t>(n_run_);
   hip_.sums().judged_bytes += judged_bytes_;
-  if (is_decode_)
-    std::swap(cached_, next_);
-  else if (appends_)
+  if (is_decode_) {
+    cached_.take(&ran_, n_stages_, n_run_);
+    names_are_cached_ = true;
+  } else if (appends_) {
     cached_.are_valid = false;
+  }
 }
 
 // The lists of an append may be long, and nobody asks for them any more.

@@ -39,18 +39,20 @@ struct HipState final : SelectState {
 
  private:
   Status bound_chunks(const SequenceCall& call, const Watch& watch);
+  bool may_keep_names() const;
   void write_names(const PruningRecord& record);
 
   Hip& hip_;
   std::vector<ChunkBounds> bounds_;  // of each length of chunk that a stage wants bounds of
-  CachedLists cached_, next_;        // of the last decode call, and of the call under way
+  CachedLists cached_, ran_;         // of the last decode call, and of the call under way those that have run
+  bool names_are_cached_ = false;    // names_ are those of cached_, and were made by the last decode call
   // Of the call under way.
   bool is_guess_ = false;
   bool appends_ = false;    // tokens that are no guess
   bool is_decode_ = false;  // one query, of a token that the call appends
   StoreView stored_;
   std::vector<std::byte*> extents_;
-  int64_t n_run_ = 0;  // stages, of those whose lists are cached
+  size_t n_stages_ = 0, n_run_ = 0;  // of a call whose lists may be cached: stages that are there, and those that run
   int64_t judged_bytes_ = 0;
   BlockLists lists_;
   QueryNames names_;

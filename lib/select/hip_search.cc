@@ -2,6 +2,7 @@
 #include "lib/select/hip_search.h"
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <cmath>
 
@@ -35,6 +36,8 @@ void set_blocks(const SearchedCall& call, BlockLists* lists) {
 // Parts of chunk_len tokens of chunks of whole_len tokens, but for those that begin at `end` or behind it.
 void split_chunks(const ChunkList& whole, int64_t whole_len, int64_t chunk_len, int64_t end, ChunkList* parts) {
   const int64_t n = whole_len / chunk_len;
+  const auto is_before_end = [&](int32_t chunk) { return chunk * chunk_len < end; };
+  if (n == 1) return parts->assign(whole.begin(), std::partition_point(whole.begin(), whole.end(), is_before_end));
   parts->clear();
   for (const int32_t chunk : whole)
     for (int64_t part = chunk * n; part < (chunk + 1) * n && part * chunk_len < end; ++part)
@@ -46,6 +49,28 @@ uint32_t ordered(float score) {
   if (std::isnan(score)) return UINT32_MAX;
   const auto bits = std::bit_cast<uint32_t>(score + 0.0f);
   return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
+}
+
+// The least of the *n largest; *n: how many of these equal it. Scores are counted by their range's 256 parts, so that few of
+// them are ranked.
+uint32_t least_kept(std::span<const uint32_t> scores, int64_t* n, std::vector<uint32_t>* ranked) {
+  uint32_t lowest = UINT32_MAX, highest = 0;
+  for (const uint32_t score : scores) lowest = std::min(lowest, score), highest = std::max(highest, score);
+  const int shift = std::max(0, static_cast<int>(std::bit_width(highest - lowest)) - 8);
+  std::array<int32_t, 256> counts{};
+  for (const uint32_t score : scores) ++counts[(score - lowest) >> shift];
+  uint32_t part = 255;
+  for (; *n > counts[part]; --part) *n -= counts[part];
+  ranked->resize(scores.size());
+  auto end = ranked->begin();
+  for (const uint32_t score : scores) {
+    *end = score;
+    end += (score - lowest) >> shift == part ? 1 : 0;
+  }
+  const auto last = ranked->begin() + static_cast<std::ptrdiff_t>(*n) - 1;
+  std::nth_element(ranked->begin(), last, end, std::greater<>());
+  *n -= std::count_if(ranked->begin(), last, [&](uint32_t score) { return score > *last; });
+  return *last;
 }
 
 }  // namespace
@@ -60,6 +85,22 @@ int64_t candidates_end(const PruningRecord& record, int64_t p0, bool overlaps) {
   for (const PruningStage& stage : record.stages)
     if (overlaps && stage.is_there(p0 + 1)) overlap = std::max(overlap, stage.interval - 1);
   return p0 + 1 - record.window_len + overlap;
+}
+
+void CachedLists::take(CachedLists* ran, size_t n_stages, size_t n_run) {
+  for (size_t i = n_stages - n_run; i < n_stages; ++i) std::swap(stages[i], ran->stages[i]);
+  n = n_stages;
+  are_valid = true;
+}
+
+size_t n_due_stages(const SearchedCall& call, const CachedLists& before) {
+  const StagePlaces places(*call.record, call.first_query + 1);
+  if (!before.are_valid || before.n != places.size()) return places.size();
+  for (size_t i = 0; i < places.size(); ++i)
+    if (before.stages[i].place != places[i]) return places.size();
+  for (size_t i = 0; i < places.size(); ++i)
+    if (call.first_query - before.stages[i].ran_at >= call.record->stages[places[i]].interval) return places.size() - i;
+  return 0;
 }
 
 bool SearchedCall::has_one_block() const {
@@ -95,11 +136,12 @@ void HipSearch::add_blocks(const PruningStage& stage, const PruningStage* before
         block.from.first = call_->record->sink_len / len;
         block.from.n = std::max<int64_t>(0, (end + len - 1) / len - block.from.first);
       } else {
-        ChunkList& listed = split_[blocks_.size()];
         const int64_t parent = (query - queries.begin) / before->query_block;
-        split_chunks(parents[static_cast<size_t>(parent * n_lists + list)], before->chunk_len, len, end, &listed);
+        const ChunkList& listed = parents[static_cast<size_t>(parent * n_lists + list)];
         block.from.listed = listed.data();
-        block.from.n = std::ssize(listed);
+        block.from.part_shift = std::countr_zero(static_cast<uint64_t>(before->chunk_len / len));
+        block.from.n = std::ssize(listed) << block.from.part_shift;
+        while (block.from.n > 0 && block.from.chunk(block.from.n - 1) * len >= end) --block.from.n;
       }
       block.kept = &(*kept)[blocks_.size()];
       blocks_.push_back(block);
@@ -121,9 +163,14 @@ void HipSearch::cut_pieces() {
   scores_.resize(static_cast<size_t>(n_scores));
   const int64_t wanted = normalises() ? 1 : (kWantedPieces + n_judged - 1) / std::max<int64_t>(1, n_judged);
   for (int64_t b = 0; b < std::ssize(blocks_); ++b) {
-    const Block& block = blocks_[static_cast<size_t>(b)];
-    if (is_skipped(block)) continue;
+    Block& block = blocks_[static_cast<size_t>(b)];
+    if (is_skipped(block)) {
+      block.n_left = 1;
+      pieces_.push_back({b, block.list, 0, 0});
+      continue;
+    }
     const int64_t n_pieces = std::clamp<int64_t>(block.from.n / kLeastOfPiece, 1, wanted);
+    block.n_left = static_cast<int32_t>(n_heads * n_pieces);
     for (int32_t h = 0; h < n_heads; ++h)
       for (int64_t p = 0; p < n_pieces; ++p)
         pieces_.push_back(
@@ -136,6 +183,7 @@ void HipSearch::cut_pieces() {
 int64_t HipSearch::bytes_of(const Piece& piece) const {
   const Layer& layer = *call_->layer;
   const int64_t n = piece.end - piece.begin, len = stage_->chunk_len;
+  if (n == 0) return 0;
   const int64_t of_key = row_bytes(layer.k_type, layer.k_head_dim) + scale_bytes(layer.k_type, layer.k_head_dim);
   const int64_t n_steps = std::countr_zero(static_cast<uint64_t>(len));
   const int64_t n_beside = normalises() ? call_->record->sink_len + call_->record->window_len : 0;
@@ -320,7 +368,8 @@ void HipSearch::judge(const Piece& piece, Scratch& scratch, int32_t worker_idx) 
   }
 }
 
-// Of equal scores the lower chunk is kept: places are the lower half of the numbers that are ordered.
+// Of equal scores the lower chunk is kept. Once the least score that is kept is known, one pass over the candidates makes an
+// ascending list.
 void HipSearch::keep_best(const Block& block, Scratch& scratch) {
   ChunkList& kept = *block.kept;
   kept.clear();
@@ -336,19 +385,36 @@ void HipSearch::keep_best(const Block& block, Scratch& scratch) {
   for (int64_t i = 0; i < n; ++i) {
     uint32_t most = 0;
     for (int32_t h = 0; h < n_heads; ++h) most = std::max(most, ordered(scores[h * n + i]));
-    scratch.order[static_cast<size_t>(i)] =
-        uint64_t{most} << 32 | static_cast<uint32_t>(UINT32_MAX - static_cast<uint32_t>(i));
+    scratch.order[static_cast<size_t>(i)] = most;
   }
-  const auto last = scratch.order.begin() + static_cast<std::ptrdiff_t>(n_kept);
-  std::nth_element(scratch.order.begin(), last - 1, scratch.order.end(), std::greater<>());
+  int64_t n_equal = n_kept;  // of those that equal the least, how many are kept
+  const uint32_t least = least_kept(scratch.order, &n_equal, &scratch.ranked);
   const int64_t end = candidates_end(*call_->record, call_->p0(block.query), call_->overlaps);
-  for (auto best = scratch.order.begin(); best != last; ++best) {
-    const int64_t chunk = block.from.chunk(UINT32_MAX - static_cast<uint32_t>(*best));
-    kept.push_back(static_cast<int32_t>(chunk));
-    if (stage_->plus_next && (chunk + 1) * len < end) kept.push_back(static_cast<int32_t>(chunk + 1));
+  // Lists lie side by side and are written at the same time: a list is told its length once.
+  kept.resize(static_cast<size_t>(stage_->plus_next ? 2 * n_kept : n_kept));
+  int32_t* to = kept.data();
+  int64_t newest = -1;
+  const auto put = [&](int64_t chunk) {
+    if (chunk > newest) *to++ = static_cast<int32_t>(newest = chunk);
+  };
+  for (int64_t i = 0; i < n; ++i) {
+    const uint32_t score = scratch.order[static_cast<size_t>(i)];
+    if (score < least || (score == least && n_equal-- <= 0)) continue;
+    const int64_t chunk = block.from.chunk(i);
+    put(chunk);
+    if (stage_->plus_next && (chunk + 1) * len < end) put(chunk + 1);
   }
-  std::sort(kept.begin(), kept.end());
-  kept.erase(std::unique(kept.begin(), kept.end()), kept.end());
+  kept.resize(static_cast<size_t>(to - kept.data()));
+}
+
+// The worker that ends the last piece of a block keeps the block's best.
+void HipSearch::finish_piece(int64_t idx, const Watch& watch, int32_t worker_idx) {
+  if (watch.is_cancelled()) return;
+  const Piece& piece = pieces_[static_cast<size_t>(idx)];
+  Block& block = blocks_[static_cast<size_t>(piece.block)];
+  Scratch& scratch = scratch_[static_cast<size_t>(worker_idx)];
+  if (piece.begin < piece.end) judge(piece, scratch, worker_idx);
+  if (std::atomic_ref(block.n_left).fetch_sub(1, std::memory_order_acq_rel) == 1) keep_best(block, scratch);
 }
 
 Status HipSearch::run_stage(const PruningStage& stage, bool is_last, const Watch& watch) {
@@ -359,25 +425,17 @@ Status HipSearch::run_stage(const PruningStage& stage, bool is_last, const Watch
     HipSearch& search;
     const Watch& watch;
   } run{*this, watch};
-  const auto judge_one = [](void* of, int64_t idx, int32_t worker_idx) {
+  const auto finish_one = [](void* of, int64_t idx, int32_t worker_idx) {
     const Run& all = *static_cast<const Run*>(of);
-    if (all.watch.is_cancelled()) return;
-    all.search.judge(all.search.pieces_[static_cast<size_t>(idx)], all.search.scratch_[static_cast<size_t>(worker_idx)],
-                     worker_idx);
-  };
-  const auto keep_one = [](void* of, int64_t idx, int32_t worker_idx) {
-    HipSearch& search = static_cast<Run*>(of)->search;
-    search.keep_best(search.blocks_[static_cast<size_t>(idx)], search.scratch_[static_cast<size_t>(worker_idx)]);
+    all.search.finish_piece(idx, all.watch, worker_idx);
   };
   const BackendTable& cpu = *call_->cpu->table;
   for (const Piece& piece : pieces_) judged_bytes_ += bytes_of(piece);
-  if (!pieces_.empty()) cpu.run_alone(call_->cpu->self, std::ssize(pieces_), judge_one, &run);
-  TANDEM_TRY(watch.check());
-  if (!pieces_.empty())
-    cpu.run(call_->cpu->self, std::ssize(blocks_), keep_one, &run);
+  if (scores_.empty())  // all blocks are skipped
+    for (int64_t i = 0; i < std::ssize(pieces_); ++i) finish_one(&run, i, 0);
   else
-    for (int64_t i = 0; i < std::ssize(blocks_); ++i) keep_one(&run, i, 0);
-  return {};
+    cpu.run_alone(call_->cpu->self, std::ssize(pieces_), finish_one, &run);
+  return watch.check();
 }
 
 // What the last stage has kept, in the call's finest chunks. Where no stage is there (last is null): all that lies between
@@ -402,7 +460,6 @@ Status HipSearch::search_range(int64_t query, int64_t n_queries, const StagePlac
     const auto n_blocks = static_cast<size_t>((n_queries + stage.query_block - 1) / stage.query_block) * n_lists;
     parents_.swap(kept_);
     if (kept_.size() < n_blocks) kept_.resize(n_blocks);
-    if (split_.size() < n_blocks) split_.resize(n_blocks);
     add_blocks(stage, before, {query, query + n_queries}, parents_, &kept_);
     TANDEM_TRY(run_stage(stage, place == places[places.size() - 1], watch));
     before = &stage;
@@ -444,39 +501,31 @@ Status HipSearch::search(const SearchedCall& call, const Watch& watch, BlockList
   return {};
 }
 
-Status HipSearch::search_cached(const SearchedCall& call, const CachedLists& before, const Watch& watch, CachedLists* after,
-                                BlockLists* lists, int64_t* n_run) {
+Status HipSearch::search_cached(const SearchedCall& call, const CachedLists& before, const Watch& watch, CachedLists* ran,
+                                BlockLists* lists) {
   call_ = &call;
   bounded_ = bounded_layer(*call.layer);
   const PruningRecord& record = *call.record;
   const int64_t p0 = call.first_query, n_lists = call.n_lists();
   const StagePlaces places(record, p0 + 1);
-  bool runs = !before.are_valid || before.stages.size() != places.size();
-  for (size_t i = 0; i < places.size() && !runs; ++i) runs = before.stages[i].place != places[i];
-  after->stages.resize(places.size());
-  after->are_valid = true;
-  *n_run = 0;
-  if (split_.size() < static_cast<size_t>(n_lists)) split_.resize(static_cast<size_t>(n_lists));
-  for (size_t i = 0; i < places.size(); ++i) {
+  const size_t first_due = places.size() - n_due_stages(call, before);
+  const auto lists_of = [&](size_t i) -> const std::vector<ChunkList>& {
+    return (i < first_due ? before : *ran).stages[i].of_list;
+  };
+  for (size_t i = first_due; i < places.size(); ++i) {
     const PruningStage& stage = record.stages[places[i]];
-    CachedLists::Stage& to = after->stages[i];
-    runs = runs || p0 - before.stages[i].ran_at >= stage.interval;
-    if (!runs) {
-      to = before.stages[i];
-      continue;
-    }
+    CachedLists::Stage& to = ran->stages[i];
     to.place = places[i];
     to.ran_at = p0;
     to.of_list.resize(static_cast<size_t>(n_lists));
     const PruningStage* const stage_before = i == 0 ? nullptr : &record.stages[places[i - 1]];
-    add_blocks(stage, stage_before, {0, call.q_len}, i == 0 ? kept_ : after->stages[i - 1].of_list, &to.of_list);
+    add_blocks(stage, stage_before, {0, call.q_len}, i == 0 ? kept_ : lists_of(i - 1), &to.of_list);
     TANDEM_TRY(run_stage(stage, i + 1 == places.size(), watch));
-    ++*n_run;
   }
   set_blocks(call, lists);
   const PruningStage* const last = places.size() == 0 ? nullptr : &record.stages[places[places.size() - 1]];
   for (size_t list = 0; list < static_cast<size_t>(n_lists); ++list)
-    write_list(last, last == nullptr ? nullptr : &after->stages.back().of_list[list],
+    write_list(last, last == nullptr ? nullptr : &lists_of(places.size() - 1)[list],
                candidates_end(record, p0, call.overlaps), lists, list);
   return {};
 }

@@ -2,9 +2,9 @@
 // The search for the chunks that query blocks attend (pruning.h of the ABI has the rules): stage after stage, for some
 // blocks of a call at a time, on the pool.
 //
-// A stage has tasks for each query block, list and piece of the block's candidates, which give the candidates scores, and
-// then one task for each block and list, which keeps the best. Candidates of the first stage are a range, those of others
-// are listed.
+// A stage has a task for each query block, list and piece of the block's candidates, which gives the candidates scores. The
+// worker that finishes the last piece of a block keeps the block's best, so that a stage is one round of the pool.
+// Candidates of the first stage are a range, those of others are the parts of chunks that are listed.
 #pragma once
 
 #include <array>
@@ -29,8 +29,12 @@ struct CachedLists {
     int64_t ran_at = 0;              // token of the query
     std::vector<ChunkList> of_list;  // [n_lists]
   };
-  std::vector<Stage> stages;  // those that were there
+  std::array<Stage, kMostStages> stages;  // the first n were there
+  size_t n = 0;
   bool are_valid = false;
+
+  // The call's n_stages stages, of which the last n_run have run, into `ran`.
+  void take(CachedLists* ran, size_t n_stages, size_t n_run);
 };
 
 // Which stages of a record are there for a query. Takes no memory: decode calls of a length that has been reached take none.
@@ -70,6 +74,9 @@ struct SearchedCall {
   bool has_one_block() const;  // in every stage
 };
 
+// How many stages run in a decode call: the first that is due after `before`, and all behind it.
+size_t n_due_stages(const SearchedCall& call, const CachedLists& before);
+
 // The first token that is no candidate, for a block whose first query is token p0.
 int64_t candidates_end(const PruningRecord& record, int64_t p0, bool overlaps);
 
@@ -87,17 +94,20 @@ class HipSearch {
   Status search(const SearchedCall& call, const Watch& watch, BlockLists* lists);
   // K, and bounds, that searches have read since this was asked last. A descent's are counted of one query head.
   int64_t take_judged_bytes() { return std::exchange(judged_bytes_, 0); }
-  // One block of queries, whose stages run where they are due after `before`. *after: to be cached. *n_run: stages that have
-  // run.
-  Status search_cached(const SearchedCall& call, const CachedLists& before, const Watch& watch, CachedLists* after,
-                       BlockLists* lists, int64_t* n_run);
+  // One block of queries, whose last n_due_stages() stages run. *ran has them alone: to be cached.
+  Status search_cached(const SearchedCall& call, const CachedLists& before, const Watch& watch, CachedLists* ran,
+                       BlockLists* lists);
 
  private:
-  // Candidates of a block: chunks [first, first + n), or those that are listed.
+  // Candidates of a block: chunks [first, first + n), or the first n parts of listed chunks, which have 2^part_shift each.
   struct Candidates {
     int64_t first = 0, n = 0;
     const int32_t* listed = nullptr;
-    int64_t chunk(int64_t i) const { return listed != nullptr ? listed[i] : first + i; }
+    int32_t part_shift = 0;
+    int64_t chunk(int64_t i) const {
+      if (listed == nullptr) return first + i;
+      return (int64_t{listed[i >> part_shift]} << part_shift) + (i & ((int64_t{1} << part_shift) - 1));
+    }
   };
   struct Block {  // of a stage, for one list
     int64_t query = 0, n_queries = 0;
@@ -105,15 +115,16 @@ class HipSearch {
     Candidates from;
     int64_t scores_at = 0;  // in scores_: [KV heads of the list][from.n]
     ChunkList* kept = nullptr;
+    int32_t n_left = 0;  // pieces that have no scores yet; atomic
   };
-  struct Scratch {
+  struct alignas(128) Scratch {  // of a worker: no cache line is another one's
     std::vector<KvRun> runs;
     std::vector<float> q, of_rows, of_low, of_high;
     std::vector<int32_t> low;
     std::vector<const void*> first_keys;
-    std::vector<uint64_t> order;
+    std::vector<uint32_t> order, ranked;
   };
-  struct Piece {  // of a block's candidates, for one KV head
+  struct Piece {  // of a block's candidates, for one KV head; empty: the block is skipped
     int64_t block = 0;
     int32_t kv_head = 0;
     int64_t begin = 0, end = 0;
@@ -125,6 +136,7 @@ class HipSearch {
                   const std::vector<ChunkList>& parents, std::vector<ChunkList>* kept);
   void write_list(const PruningStage* last, const ChunkList* kept, int64_t end, BlockLists* lists, size_t place) const;
   void cut_pieces();
+  void finish_piece(int64_t idx, const Watch& watch, int32_t worker_idx);
   void judge(const Piece& piece, Scratch& scratch, int32_t worker_idx);
   void judge_bounds(const Piece& piece, Scratch& scratch, int32_t worker_idx);
   void judge_exact(const Piece& piece, Scratch& scratch, int32_t worker_idx);
@@ -155,7 +167,6 @@ class HipSearch {
   std::vector<Block> blocks_;
   std::vector<Piece> pieces_;
   std::vector<float> scores_;
-  std::vector<ChunkList> split_;  // candidates that are listed, [n_blocks]
   std::vector<ChunkList> kept_, parents_;
   std::vector<Scratch> scratch_;  // [n_workers]: kept from call to call
   int64_t judged_bytes_ = 0;
