@@ -77,15 +77,13 @@ Status NamedTiles::send(const Call& chunk, HeadRange heads, TokenRange tokens, c
   return {};
 }
 
-std::vector<std::vector<TokenRange>> NamedTiles::of_last_query(const Call& chunk) const {
-  std::vector<std::vector<TokenRange>> attended;
-  if (!any()) return attended;
+NotedKeys NamedTiles::of_last_query(const Call& chunk) const {
+  NotedKeys noted;
+  if (!any()) return noted;
   const auto last = static_cast<size_t>(n_queries_ - 1);
   const SeenTokens seen{chunk.scratch.begin[chunk.calls()[0].visibility_at + last], own_of_first_ + n_queries_ - 1};
-  for (int32_t h = 0; h < named_->n_heads; ++h)
-    for_named_tokens(*named_, named_->row(n_queries_ - 1, h), seen,
-                     [&, &to = attended.emplace_back()](TokenRange tokens) { to.push_back(tokens); });
-  return attended;
+  noted.note({*named_, n_queries_ - 1}, 0, seen, 0, true);
+  return noted;
 }
 
 }  // namespace tandem

@@ -30,8 +30,8 @@ class NamedTiles {
   // Copies the lists of these heads, as far as they name the tokens, to the device, and makes the launch use them. The
   // launch must be for these heads alone.
   Status send(const Call& chunk, HeadRange heads, TokenRange tokens, const TilePages& pages, DeviceAttend* launch);
-  // The keys that the chunk's last query attends, [n_heads]; none where its queries name no keys.
-  std::vector<std::vector<TokenRange>> of_last_query(const Call& chunk) const;
+  // The keys that the chunk's last query attends; empty where its queries name no keys.
+  NotedKeys of_last_query(const Call& chunk) const;
 
  private:
   const NamedKeys* named_ = nullptr;

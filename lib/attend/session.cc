@@ -140,13 +140,12 @@ Status Session::selection(const HeadOfSequence& head, KeptKeys* kept) {
     return {};
   }
   if (state.on_device != NamedOnDevice::kNone) return list_searched_keys(core, head, *states_.find(head.sequence), kept);
-  if (!state.named.empty()) {
-    const auto n = static_cast<int32_t>(state.named.size());  // 1, or that of KV heads or of query heads
-    const int32_t at = n == 1                  ? 0
-                       : n == layer.n_kv_heads ? head.kv_head
-                                               : head.kv_head * layer.group_size + head.q_head_of_group;
-    for (const TokenRange& range : state.named[static_cast<size_t>(at)])
+  if (!state.named.is_empty()) {
+    const bool by_q_head = state.named.n_heads() > layer.n_kv_heads;  // after an append that followed head patterns
+    const int32_t at = by_q_head ? head.kv_head * layer.group_size + head.q_head_of_group : head.kv_head;
+    state.named.for_tokens(at, [&](TokenRange range) {
       for (int64_t t = range.begin; t < range.end; ++t) kept->put(t, 0.0f);
+    });
     return {};
   }
   const int64_t length = found->lengths[l];

@@ -141,13 +141,8 @@ void NamedJobs::note() {
         for_tokens(call, {t, 1, h}, [&](TokenRange tokens) { n_resident_ += n_in_window(call, tokens); });
     if (facts_.is_speculative) continue;
     const int64_t last = (call.q_len - 1) / names.query_block * names.query_block;
-    std::vector<std::vector<TokenRange>>& named = call.state[facts_.n_ahead].named;
-    named.resize(static_cast<size_t>(names.keys.n_heads));
-    for (size_t h = 0; h < named.size(); ++h) {
-      named[h].clear();
-      for_tokens(call, {last, call.q_len - last, static_cast<int32_t>(h)},
-                 [&](TokenRange tokens) { named[h].push_back(tokens); });
-    }
+    const SeenTokens seen = seen_by(call, names, {last, call.q_len - last, 0});
+    call.state[facts_.n_ahead].named.note(names, last, seen, call.visibility.tree_words, !facts_.on_device);
   }
 }
 

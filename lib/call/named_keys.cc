@@ -74,4 +74,31 @@ Status check_named(const NamedKeys& named, const NamedKeys& as_given, int64_t to
   return {};
 }
 
+void NotedKeys::note(const QueryNames& names, int64_t query, const SeenTokens& seen, int32_t tree_words, bool is_checked) {
+  seen_ = seen;
+  if (tree_words > 0) {
+    tree_.assign(seen.tree_bits, seen.tree_bits + tree_words);
+    seen_.tree_bits = tree_.data();
+  }
+  is_checked_ = is_checked;
+  if (names.version != 0 && names.version == version_) return;
+  clear();
+  newest_begins_.clear();
+  int64_t n_idx = names.keys.n_idx;
+  for (int32_t head = 0; head < names.keys.n_heads && names.rows != nullptr; ++head) {
+    n_idx = std::max(n_idx, std::ssize(names.row(query, head)));
+    newest_begins_.push_back(names.newest_begin(query, head, 0));
+  }
+  idx_.assign(static_cast<size_t>(names.keys.n_heads * n_idx), -1);
+  for (int32_t head = 0; head < names.keys.n_heads; ++head) {
+    const std::span<const int32_t> row = names.row(query, head);
+    std::copy(row.begin(), row.end(), idx_.begin() + head * n_idx);
+  }
+  keys_ = names.keys;
+  keys_.n_idx = n_idx;
+  keys_.idx = idx_.data();
+  keys_.head_stride = keys_.n_idx;
+  version_ = names.version;
+}
+
 }  // namespace tandem

@@ -52,6 +52,7 @@ struct QueryNames {
   int64_t sink_len = 0, window_len = 0;  // what plus_window adds
   // Instead of the indices and the window above, where heads have windows of their own: [n_blocks][n_heads of `keys`].
   const NamedRow* rows = nullptr;
+  int64_t version = 0;  // not 0: names of a sequence and layer that have the same version have the same rows
 
   int64_t window_query(int64_t query) const {
     return window_queries != nullptr ? window_queries[query / query_block] : query;
@@ -140,5 +141,35 @@ void for_named_tokens(const NamedKeys& named, std::span<const int32_t> row, cons
   put_ancestors(newest_ancestor, seen.own + 1);
   if (pending.begin < pending.end) visit(pending);
 }
+
+// What one block of queries has named: kept so that its tokens can be listed when a caller asks for them.
+class NotedKeys {
+ public:
+  NotedKeys() = default;
+  NotedKeys(NotedKeys&&) = default;  // idx_ stays where it is
+  NotedKeys& operator=(NotedKeys&&) = default;
+  void clear() { keys_.n_heads = 0, version_ = 0; }
+  bool is_empty() const { return keys_.n_heads == 0; }
+  int32_t n_heads() const { return keys_.n_heads; }  // 1: all have the same
+  // Of the block that begins with `query`. is_checked: no row is wrong. May throw bad_alloc.
+  void note(const QueryNames& names, int64_t query, const SeenTokens& seen, int32_t tree_words, bool is_checked);
+  // visit(TokenRange), as for_named_tokens() does. Of a row that is wrong there are none.
+  template <typename Visit>
+  void for_tokens(int32_t head, Visit visit) const {
+    const std::span<const int32_t> row = keys_.row(0, head);
+    SeenTokens seen = seen_;
+    if (!newest_begins_.empty()) seen.newest_begin = newest_begins_[static_cast<size_t>(head)];
+    if (is_checked_ || first_wrong(row, keys_.unit_shift, seen.own) < 0) for_named_tokens(keys_, row, seen, visit);
+  }
+
+ private:
+  NamedKeys keys_{.n_heads = 0};
+  SeenTokens seen_;
+  std::vector<int32_t> idx_;            // of keys_
+  std::vector<int64_t> newest_begins_;  // of each head, where heads have windows of their own
+  std::vector<uint64_t> tree_;          // of seen_
+  int64_t version_ = 0;
+  bool is_checked_ = true;
+};
 
 }  // namespace tandem

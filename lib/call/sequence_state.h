@@ -7,6 +7,7 @@
 #include <memory>
 #include <vector>
 
+#include "lib/call/named_keys.h"
 #include "lib/pieces/device_window.h"
 #include "lib/policy/selector.h"
 
@@ -24,9 +25,9 @@ enum class NamedOnDevice : uint8_t {
 struct LayerState {
   int64_t window_begin = 0;
   std::unique_ptr<SelectState> selection;
-  // The keys that the last call has named for its last query, [1 or n_kv_heads]; empty: it has named none. Of calls on
-  // device tensors the thread that meets the device writes them.
-  std::vector<std::vector<TokenRange>> named{};
+  // What the last call has named for its last query; empty: it has named no keys. Of calls on device tensors the thread that
+  // meets the device writes this.
+  NotedKeys named{};
   NamedOnDevice on_device = NamedOnDevice::kNone;
   int64_t named_end = 0;     // of a query attended there: tokens that it sees
   int64_t named_block = -1;  // of kByPattern: the token of the first query of its block; -1: it was a decode call's

@@ -85,7 +85,7 @@ struct HandOverTask {
   int64_t copied_bytes = 0;  // of rows that are in the store when the ticket arrives: the device has copied them
   // Of a long chunk: the keys that its last query attends, as LayerState::named has them, to be noted with its ticket.
   LayerState* named_in = nullptr;
-  std::vector<std::vector<TokenRange>> named;
+  NotedKeys named;
   std::atomic<bool> is_lost{false};        // its ticket never arrived
   std::atomic<bool> is_unseen{false};      // it arrived and was never observed
   std::atomic<bool> launch_failed{false};  // a launch behind append() failed: nothing more comes

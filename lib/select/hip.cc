@@ -167,6 +167,7 @@ void HipState::write_names(const PruningRecord& record) {
   names_.keys.n_heads = static_cast<int32_t>(n_lists);
   names_.keys.unit_shift = std::countr_zero(static_cast<uint64_t>(lists_.chunk_len));
   names_.keys.plus_window = true;
+  names_.version = ++n_written_;
   names_.query_block = lists_.query_block;
   names_.window_queries = lists_.window_queries.data();
   names_.sink_len = record.sink_len;

@@ -56,6 +56,7 @@ struct HipState final : SelectState {
   int64_t judged_bytes_ = 0;
   BlockLists lists_;
   QueryNames names_;
+  int64_t n_written_ = 0;     // times that names_ have been written
   std::vector<int32_t> idx_;  // of names_
 };
 
