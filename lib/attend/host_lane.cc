@@ -175,7 +175,8 @@ Status HostLane::prepare(Call& call) {
   const Watch& watch = call.args.watch;
   clear_visibility(call.scratch);
   const auto is_append = [](const SequenceCall& of) { return of.is_append; };
-  call.by_q_head = call.facts.policy.follows_patterns && std::any_of(call.calls().begin(), call.calls().end(), is_append);
+  call.by_q_head = call.facts.policy.follows_patterns && !call.session.options.patterns[call.facts.idx].groups_are_alike &&
+                   std::any_of(call.calls().begin(), call.calls().end(), is_append);
   for (SequenceCall& of : call.calls()) {
     of.by_q_head = call.by_q_head;
     Sequence& sequence = *of.sequence;

@@ -226,11 +226,13 @@ void commit_patterns(const Call& chunk, const SequenceCall& of) {
     return;
   }
   AttendedPairs pairs;
+  const int32_t n_launched = n_launches(patterns, chunk.layer()), n_lists = chunk.layer().n_kv_heads * n_launched;
   for (int64_t t = of.first_query; t < of.length; t += kPatternBlock)
-    for (const HeadPattern& head : patterns.heads) {
-      const SinksAndRange keys = keys_of_block(head, t);
+    for (int32_t h = 0; h < n_lists; ++h) {
+      const SinksAndRange keys = keys_of_block(patterns.of_list(h), t);
       const int64_t end = std::min(of.length, t + kPatternBlock);
-      pairs.add(t, end, keys.n_units * kPatternUnit, keys.begin);
+      for (int32_t g = 0; g < chunk.layer().n_q_heads / n_lists; ++g)
+        pairs.add(t, end, keys.n_units * kPatternUnit, keys.begin);
       count(keys, end);
     }
   chunk.facts.selector->count(pairs);

@@ -34,7 +34,7 @@ inline constexpr int64_t kProbedQueries = 64;  // the last of a chunk, of whose 
 struct HeadChunk {
   const HeadPattern* pattern = nullptr;
   TokenRange queries;        // their tokens
-  const float* q = nullptr;  // [n_queries, dim], as attention reads them
+  const float* q = nullptr;  // [n_queries, dim], as attention reads them; null where a list serves several query heads
   int32_t dim = 0;
 };
 

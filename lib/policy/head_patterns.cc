@@ -99,7 +99,8 @@ Status resolve_patterns(const tandem_session_options& options, uint32_t known_ki
     const int32_t group = layers[l].group_size;
     const auto is_like_first = [&](const HeadPattern& head) {
       const auto h = &head - made[l].heads.data();
-      return head == made[l].heads[static_cast<size_t>(h / group * group)];
+      const bool is_known_ahead = (head.kinds & ~(TANDEM_PATTERN_FULL | TANDEM_PATTERN_A_SHAPE)) == 0;
+      return is_known_ahead && head == made[l].heads[static_cast<size_t>(h / group * group)];
     };
     made[l].groups_are_alike = std::all_of(made[l].heads.begin(), made[l].heads.end(), is_like_first);
     for (int32_t h = 0; h < layers[l].n_kv_heads; ++h)

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <iterator>
 #include <vector>
 
 #include "lib/base/status.h"
@@ -37,8 +38,12 @@ struct DecodeKeys {
 struct PatternsOfLayer {
   std::vector<HeadPattern> heads;  // [n_q_heads]
   std::vector<DecodeKeys> decode;  // [n_kv_heads]
-  bool groups_are_alike = false;   // all query heads of each KV head have the same patterns
+  bool groups_are_alike = false;   // the query heads of each KV head attend the same keys: FULL, or the same A_SHAPE
 
+  // The first query head of a list head, of which there are as many as KV heads where groups are alike, else as query heads.
+  const HeadPattern& of_list(int64_t list_head) const {
+    return heads[static_cast<size_t>(groups_are_alike ? list_head * std::ssize(heads) / std::ssize(decode) : list_head)];
+  }
   int64_t most_sink_units() const;
   bool narrows_decode() const;  // some KV head attends less than all keys in decode calls
 };

@@ -52,9 +52,9 @@ Status PatternState::name_keys(const SequenceCall& call, const Watch& watch) {
     name_by_kv_head(call);
     return {};
   }
-  names_.keys.n_heads = of_.layer().n_q_heads;
+  names_.keys.n_heads = call.by_q_head ? of_.layer().n_q_heads : of_.layer().n_kv_heads;
   names_.query_block = kPatternBlock;
-  heads_.resize(static_cast<size_t>(of_.layer().n_q_heads));
+  heads_.resize(static_cast<size_t>(names_.keys.n_heads));
   for (HeadUnits& head : heads_) head.units.clear(), head.ends.clear(), head.newest_begins.clear(), head.pairs = {};
   for (int64_t first = 0; first < call.q_len; first += kPatternChunk) TANDEM_TRY(name_chunk(call, first, watch));
   write_rows((call.q_len + kPatternBlock - 1) / kPatternBlock);
@@ -88,10 +88,10 @@ Status PatternState::name_chunk(const SequenceCall& call, int64_t first, const W
   HeadChunk chunk;
   chunk.queries = {call.first_query + first, call.first_query + end};
   chunk.dim = layer.k_head_dim;
-  for (int32_t h = 0; h < layer.n_q_heads; ++h) {
+  for (int32_t h = 0; h < names_.keys.n_heads; ++h) {
     HeadUnits& head = heads_[static_cast<size_t>(h)];
-    chunk.pattern = &of_.patterns().heads[static_cast<size_t>(h)];
-    chunk.q = call.q + (h * call.q_len + first) * layer.k_head_dim;
+    chunk.pattern = &of_.patterns().of_list(h);
+    if (call.by_q_head) chunk.q = call.q + (h * call.q_len + first) * layer.k_head_dim;
     head.indices.clear();
     for (const Pattern* pattern : pattern_table()) {
       if (!chunk.pattern->has(pattern->kind)) continue;
@@ -113,7 +113,7 @@ Status PatternState::name_chunk(const SequenceCall& call, int64_t first, const W
     all.state.name_blocks(&head, all.chunk);
     head.indices.clear();
   };
-  cpu.table->run(cpu.self, layer.n_q_heads, name_one, &run);
+  cpu.table->run(cpu.self, names_.keys.n_heads, name_one, &run);
   return watch.check();
 }
 
@@ -145,8 +145,9 @@ void PatternState::write_rows(int64_t n_blocks) {
 }
 
 void PatternState::committed(const SequenceCall& call, bool) {
-  if (!call.by_q_head || !call.is_append) return;
-  for (const HeadUnits& head : heads_) of_.count(head.pairs);
+  if (!call.is_append || call.is_on_device()) return;
+  const int32_t n_alike = call.by_q_head ? 1 : of_.layer().group_size;
+  for (const HeadUnits& head : heads_) of_.count({head.pairs.n * n_alike, head.pairs.n_dense * n_alike});
 }
 
 // The lists of an append may be long, and nobody asks for them any more.
