@@ -2,6 +2,7 @@
 """The measurements of a run, in order: prefill, decode, retrieval and speed of each context. What is there is skipped."""
 import argparse
 import hashlib
+import pathlib
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import partial
@@ -9,6 +10,7 @@ from typing import Any
 
 import torch
 
+from .._patterns import Patterns
 from ._language_model import LanguageModel, close
 from ._perplexity import decode_dense, decode_setting, measure_prefill, sampled
 from ._progress import STEP_COST, Progress
@@ -50,6 +52,11 @@ class Evaluation:
             if setting.dense_layers and setting.dense_layers[-1] >= model.n_layers:
                 raise ValueError(f"--setting: dense_layers = {setting.dense_layers[-1]}, the model has layers 0 to "
                                  f"{model.n_layers - 1}")
+            if setting.patterns_file is not None:
+                shape = [len(heads) for heads in Patterns.read(setting.patterns_file).layers]
+                if shape != [model.n_heads] * model.n_layers:
+                    raise ValueError(f"--setting: patterns = {setting.patterns_file} has {len(shape)} layers of {shape[0]} heads, the "
+                                     f"model has {model.n_layers} of {model.n_heads}")
         self._common = {"model": model.name, "gguf_file": given.gguf_file, "of_bytes": model.is_of_bytes, "seed": given.seed,
                         "text_sha256": hashlib.sha256(given.characters.encode()).hexdigest()}
         self._progress = Progress(1)
@@ -58,6 +65,8 @@ class Evaluation:
 
     def _what(self, measurement: str, setting: Setting | str | None, **more: Any) -> dict[str, Any]:
         shown = DENSE if setting is None else setting if isinstance(setting, str) else dict(setting.options)
+        if isinstance(setting, Setting) and setting.patterns_file is not None:
+            more["patterns_sha256"] = hashlib.sha256(pathlib.Path(setting.patterns_file).read_bytes()).hexdigest()
         return {**self._common, "measurement": measurement, "setting": shown, **more}
 
     def _place(self, context: int, passage: int) -> dict[str, Any]:

@@ -78,6 +78,11 @@ class LanguageModel:
         return int(self.model.config.get_text_config(decoder=True).num_hidden_layers)
 
     @property
+    def n_heads(self) -> int:
+        """Query heads of a layer."""
+        return int(self.model.config.get_text_config(decoder=True).num_attention_heads)
+
+    @property
     def n_positions(self) -> int:
         """Longest context that the model was made for; 0 where it does not say."""
         return int(getattr(self.model.config, "max_position_embeddings", 0) or 0)
@@ -130,6 +135,15 @@ def token_bytes(past: TandemCache) -> list[int]:
     v_type = past._storage.get("v_type", k_type)
     return [layer.n_kv_heads * (dtype_row_bytes(k_type, layer.k_head_dim) + dtype_row_bytes(v_type, layer.v_dim))
             for layer in past.cache.layers]
+
+
+def pattern_pairs(past: Any) -> dict[str, float]:
+    """Pairs of a query and a key that prompts attended under head patterns, by the session's statistics, and the share of all."""
+    stats = past.session.stats() if isinstance(past, TandemCache) and past.session is not None else None
+    if stats is None or not stats.pattern_dense_pairs:
+        return {}
+    return {"pattern_pairs": stats.pattern_pairs, "pattern_dense_pairs": stats.pattern_dense_pairs,
+            "pattern_pairs_share": stats.pattern_pairs / stats.pattern_dense_pairs}
 
 
 def memory(past: Any) -> dict[str, int]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ._language_model import LanguageModel, close, memory
+from ._language_model import LanguageModel, close, memory, pattern_pairs
 from ._mass import Floats, Selected
 from ._progress import Progress
 from ._scores import Scores
@@ -107,6 +107,6 @@ def decode_setting(start: Start, ids: torch.Tensor, setting: Setting, dense: Den
         host = past.cache.stats()
         return {**scores.figures(), **selected.figures(), "kv_bytes_read_per_step": made["read"] / n_steps,
                 "kv_bytes_read_share": made["read"] / made["dense"], "kv_bytes_judged_share": made["judged"] / made["dense"],
-                **memory(past), "session_bytes": host.host_session_bytes + host.selection_bytes, "s_per_step": passed / n_steps}
+                **pattern_pairs(past), **memory(past), "session_bytes": host.host_session_bytes + host.selection_bytes, "s_per_step": passed / n_steps}
     finally:
         past.close()

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from ._language_model import LanguageModel, Tokenizer, close
+from ._language_model import LanguageModel, Tokenizer, close, pattern_pairs
 from ._progress import Progress
 
 _NAMES = ("amber", "cedar", "ember", "granite", "harbor", "indigo", "jasmine", "lantern", "maple", "nickel", "opal", "pepper",
@@ -220,7 +220,8 @@ def measure_retrieval(model: LanguageModel, haystack: Haystack, past: Any, ways:
     def answered(fact: Fact, question: list[int], way: str, cache: Any) -> dict[str, Any]:
         said = _ask(model, cache, question, way)
         progress.steps(QUESTION_TOKENS + ANSWER_TOKENS)
-        return {"depth": fact.depth, "question": way, "answer": fact.answer, "said": said, "right": is_right(said, fact.answer)}
+        return {"depth": fact.depth, "question": way, "answer": fact.answer, "said": said, "right": is_right(said, fact.answer),
+                **pattern_pairs(cache)}
 
     for way in ways:
         row = _fork(past) if way in ROWS else None

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Settings: text such as "policy=hgca,window_tokens=512,k_type=q8_0", checked by the library before a model is loaded.
 
-"dense_layers=0+1+11" names layers that attend every key; the setting's policy is for the others.
+"dense_layers=0+1+11" names layers that attend every key; the setting's policy is for the others. "patterns=FILE" names a file of head
+patterns, and means the policy of that name.
 """
 from dataclasses import dataclass
 from typing import Any, get_type_hints
@@ -11,12 +12,14 @@ from .._engine import Engine
 from .._errors import TandemError
 from .._model import Layer, Model
 from .._options import CacheOptions, SessionOptions
+from .._patterns import Patterns
 from .._session import Session
 from ._pruning_text import pruning_of
 
 _PLAIN = (str, int, float)  # lists of one value a layer have no short text
 _STORAGE = {name: kind for name, kind in get_type_hints(CacheOptions).items() if kind in _PLAIN}
-_SESSION = {name: kind for name, kind in get_type_hints(SessionOptions).items() if kind in _PLAIN} | {"pruning": str}  # see _pruning_text
+_SESSION = {name: kind for name, kind in get_type_hints(SessionOptions).items() if kind in _PLAIN} | {
+    "pruning": str, "patterns": str}  # see _pruning_text; a file of head patterns
 _DENSE = "dense_layers"  # of a TandemCache, which makes layer_policies of it
 KNOWN = {**_SESSION, **_STORAGE, _DENSE: tuple}
 DEFAULTS = ("policy=all", "policy=hgca,window_tokens=512", "policy=streaming,window_tokens=512", "k_type=q8_0,k_rotation=none",
@@ -54,6 +57,11 @@ class Setting:
     def dense_layers(self) -> tuple[int, ...]:
         """Layers that attend every key, in order."""
         return tuple(dict(self.options).get(_DENSE, ()))
+
+    @property
+    def patterns_file(self) -> str | None:
+        """The file of head patterns that prompts attend by."""
+        return dict(self.options).get("patterns")
 
     @property
     def stores_only(self) -> "Setting":
@@ -125,6 +133,8 @@ def parse(text: str) -> Setting:
         options[name] = _value(name, value)
     if _DENSE in options and options.get("policy", "all") == "all":
         raise SettingError(f"{_DENSE} needs a policy for the other layers, such as policy=hgca")
+    if "patterns" in options:
+        options.setdefault("policy", "patterns")
     return Setting(tuple(sorted(options.items())))
 
 
@@ -135,9 +145,13 @@ def check(setting: Setting) -> None:
     ------
     SettingError
     """
-    layer = Layer(n_q_heads=2, n_kv_heads=1, k_head_dim=64)
+    session, n_q_heads = setting.session, 2
     try:
+        if setting.patterns_file is not None:
+            heads = Patterns.read(setting.patterns_file).layers[0]
+            session["patterns"], n_q_heads = Patterns((heads,)), len(heads)
+        layer = Layer(n_q_heads=n_q_heads, n_kv_heads=1, k_head_dim=64)
         with Engine(n_threads=1) as engine, Cache(engine, Model(layer), **setting.storage) as cache:
-            Session(cache, **setting.session).close()
+            Session(cache, **session).close()
     except TandemError as error:
         raise SettingError(str(error)) from None

@@ -84,3 +84,5 @@ def check_shared(settings: list[Setting]) -> None:
     for setting in settings:
         if setting.storage:
             raise SettingError(f"--shared-prefill: {setting.label} stores keys and values in a way of its own")
+        if setting.patterns_file is not None:
+            raise SettingError(f"--shared-prefill: {setting.label} is about prompts, and this one would be prefilled densely")

@@ -32,7 +32,7 @@ def _decode_columns(of_bytes: bool) -> list[Column]:
             ("most a logit differs", _small("max_logit_difference"))]
 
 
-_KEPT: list[Column] = [("KV bytes read", _number("kv_bytes_read_share", ".1%")), ("judged", _judged), ("keys kept outside the window",
+_KEPT: list[Column] = [("pairs of the prompt", _number("pattern_pairs_share", ".1%")), ("KV bytes read", _number("kv_bytes_read_share", ".1%")), ("judged", _judged), ("keys kept outside the window",
                        _number("kept_share_mean", ".1%")), ("mass left out, mean", _number("mass_left_out_mean", ".2%")),
                        ("most, of a head", _number("mass_left_out_max", ".1%"))]
 _MEMORY: list[Column] = [("K and V, MB", _number("kv_row_bytes", ".1f", 1e-6)), ("held, MB", _number("kv_held_bytes", ".1f", 1e-6))]
@@ -81,10 +81,13 @@ def _retrieval(lines: list[Line]) -> list[str]:
     columns = sorted({column(line) for line in lines})
     heads = " | ".join(f"{kind if n_facts == 1 else f'{n_facts} {kind}s'}, {n:,} tokens, question{'s' * way.endswith('in a row')} {way}"
                        for kind, n_facts, n, way in columns)
-    out = ["## Retrieval: facts found", "", f"| setting | {heads} |",
-           "|" + "---|" * (len(columns) + 1)]
+    shares = {name: [line["figures"]["pattern_pairs_share"] for line in lines if label(line) == name
+                     and "pattern_pairs_share" in line["figures"]] for name in dict.fromkeys(map(label, lines))}
+    has_shares = any(shares.values())
+    out = ["## Retrieval: facts found", "", f"| setting | {'pairs of prompts | ' if has_shares else ''}{heads} |",
+           "|" + "---|" * (len(columns) + 1 + has_shares)]
     for name in dict.fromkeys(label(line) for line in lines):
-        cells = []
+        cells = [f"{sum(shares[name]) / len(shares[name]):.1%}" if shares[name] else ""] if has_shares else []
         for wanted in columns:
             right = [line["figures"]["right"] for line in lines if label(line) == name and column(line) == wanted]
             cells.append(f"{sum(right)} of {len(right)}" if right else "")

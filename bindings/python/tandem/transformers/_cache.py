@@ -72,8 +72,8 @@ class TandemCache(Refusals):
         Layers that attend every key (policy ``"all"``); ``policy`` is for the others. ``python -m tandem.eval
         --find-dense-layers`` finds them. Not beside ``layer_policies``, which names each layer's policy.
     **options
-        The other :class:`tandem.SessionOptions`, as ``policy``: ``"all"`` (exact), ``"streaming"``, ``"hgca"``, or ``"hip"`` with
-        ``pruning``.
+        The other :class:`tandem.SessionOptions`, as ``policy``: ``"all"`` (exact), ``"streaming"``, ``"hgca"``, ``"hip"`` with
+        ``pruning``, or ``"patterns"`` with ``patterns``. ``patterns`` without ``policy`` and ``layer_policies`` is enough.
 
     Attributes
     ----------
@@ -94,6 +94,8 @@ class TandemCache(Refusals):
         super().__init__()
         if "window_tokens" in options:
             raise TypeError("window_tokens: TandemCache calls it window")
+        if options.get("patterns") is not None and options.get("policy") is None and options.get("layer_policies") is None:
+            options["policy"] = "patterns"
         self._options: SessionOptions = {**options, "window_tokens": window}
         if storage is not None:
             of_type("storage", storage, dict)
