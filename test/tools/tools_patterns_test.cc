@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // tandem-patterns: the table, the pictures and the JSON of a small file, and what is said of wrong command lines.
 
+#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -93,7 +94,7 @@ void slips_are_named(void**) {
     const char* in_err;
   } kSlips[] = {
       {{}, 2, "show FILE"},
-      {{"sho", path}, 2, "\"sho\" is not show"},
+      {{"sho", path}, 2, "\"sho\" is neither show nor search"},
       {{"show"}, 2, "show needs a file"},
       {{"show", "--json", path}, 2, "unexpected argument"},
       {{"show", path, path}, 2, "unexpected argument"},
@@ -111,6 +112,32 @@ void slips_are_named(void**) {
   }
 }
 
+// A python3 that cannot import the package, or says what it was started with and ends with exit code 3.
+std::string fake_python(const std::string& name, const std::string& script) {
+  const std::filesystem::path folder = std::string(TANDEM_TEST_FOLDER) + "/" + name;
+  std::filesystem::create_directories(folder);
+  std::ofstream(folder / "python3") << "#!/bin/sh\n" << script;
+  std::filesystem::permissions(folder / "python3", std::filesystem::perms::owner_all);
+  return "PATH=" + folder.string();
+}
+
+void search_is_run_by_python(void**) {
+  const std::vector<std::string> search = {TANDEM_PATTERNS, "search", "model dir", "--budget", "0.5"};
+  const ProgramRun found =
+      run_program(search, {fake_python("good", "[ $1 = -c ] && exit 0\nprintf '<%s>' \"$@\"\nexit 3\n")});
+  assert_int_equal(found.exit_code, 3);
+  assert_string_equal(found.out.c_str(), "<-m><tandem.patterns><search><model dir><--budget><0.5>");
+  const std::vector<std::pair<std::string, const char*>> kSlips = {
+      {fake_python("bad", "echo 'No module named tandem' >&2\nexit 1\n"),
+       "python3 cannot import tandem.patterns: pip install"},
+      {"PATH=/nonexistent", "search needs Python, and python3 cannot be run"}};
+  for (const auto& [path, said] : kSlips) {
+    const ProgramRun wrong = run_program(search, {path});
+    if (wrong.exit_code != 1 || wrong.err.find(said) == std::string::npos)
+      fail_test("exit code %d: %s", wrong.exit_code, wrong.err.c_str());
+  }
+}
+
 }  // namespace
 
 int main() {
@@ -120,6 +147,7 @@ int main() {
       cmocka_unit_test(json_has_every_head),
       cmocka_unit_test(picture_is_drawn),
       cmocka_unit_test(slips_are_named),
+      cmocka_unit_test(search_is_run_by_python),
   };
   return cmocka_run_group_tests(tests, nullptr, nullptr);
 }

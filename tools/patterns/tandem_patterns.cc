@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: MIT
-// tandem-patterns: what a file of head patterns says, as tandem_patterns_read() reads it.
+// tandem-patterns: what a file of head patterns says, as tandem_patterns_read() reads it, and the search that makes one.
 #include <cstdio>
 #include <fstream>
 
 #include "tools/common/flags.h"
 #include "tools/common/run_tool.h"
+#include "tools/patterns/pattern_search.h"
 #include "tools/patterns/pattern_show.h"
 
 namespace tools {
@@ -31,13 +32,19 @@ std::vector<Flag> patterns_flags(PatternsCommand* command) {
 
 std::string patterns_help() {
   PatternsCommand command;
-  return "tandem patterns show FILE [flags]\n\n"
-         "Which keys each head attends under the policy \"patterns\" with this file: a table by layer, and a picture of one "
-         "letter a\n"
-         "head. FILE is JSON as MInference publishes it, or gates as DuoAttention publishes them, which some flags are "
-         "for.\n\n"
+  return "tandem patterns show FILE [flags]\n"
+         "tandem patterns search MODEL --text FILE --out FILE.json [flags]\n\n"
+         "show: which keys each head attends under the policy \"patterns\" with this file: a table by layer, and a picture "
+         "of "
+         "one letter\n"
+         "a head. FILE is JSON as MInference publishes it, or gates as DuoAttention publishes them, which some flags are "
+         "for.\n"
+         "search: finds patterns for the heads of a model within a budget, by Tandem's Python package; search --help lists "
+         "its "
+         "flags.\n\n"
          "  tandem patterns show patterns.json\n"
-         "  tandem patterns show gates.tsv --group-size 4 --threshold 0.5\n\n" +
+         "  tandem patterns show gates.tsv --group-size 4 --threshold 0.5\n"
+         "  tandem patterns search MODEL --text FILE --contexts 8192 --budget 0.33 --out patterns.json\n\n" +
          flags_help(patterns_flags(&command));
 }
 
@@ -48,8 +55,8 @@ Result parse_command(int argc, const char* const* argv, PatternsCommand* command
     command->help = true;
     return {};
   }
-  if (argc < 2) return usage_error("what to do is missing: show FILE (--help tells more)");
-  if (first != "show") return usage_error("\"%s\" is not show: tandem patterns show FILE", first.c_str());
+  if (argc < 2) return usage_error("what to do is missing: show FILE or search MODEL (--help tells more)");
+  if (first != "show") return usage_error("\"%s\" is neither show nor search: tandem patterns show FILE", first.c_str());
   const bool has_path = argc > 2 && argv[2][0] != '-';
   if (has_path) command->path = argv[2];
   const int n_read = has_path ? 3 : 2;
@@ -65,6 +72,7 @@ Result write_file(const std::string& path, const std::string& text) {
 }
 
 Result patterns_main(int argc, const char* const* argv, bool*) {
+  if (argc > 1 && std::string(argv[1]) == "search") return run_pattern_search(argc, argv);
   PatternsCommand command;
   TOOL_TRY(parse_command(argc, argv, &command));
   if (command.help) {
