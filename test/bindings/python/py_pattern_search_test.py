@@ -7,10 +7,11 @@ import sys
 import numpy as np
 import pytest
 from conftest import ROOT
-from hf_common import torch, transformers
+from hf_common import needs_cuda, torch, transformers
 
-from tandem import HeadPattern, InvalidArgumentError, Patterns
+from tandem import HeadPattern, InvalidArgumentError, Patterns, UnsupportedError
 from tandem.eval import _settings
+from tandem.eval import __main__ as evaluation
 from tandem.patterns import __main__ as search
 from tandem.patterns import _choice, _report, _rules
 from tandem.patterns._candidates import Candidate, grid
@@ -193,3 +194,34 @@ def test_wrong_patterns_of_a_cache(model):
     with TandemCache(policy="all", patterns=str(model / "small.json")) as past:
         with pytest.raises(InvalidArgumentError, match="no layer has a policy that follows them"):
             prompted(model, ids, past)
+
+
+@needs_cuda
+def test_a_gpu_refuses_patterns(model):
+    network = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="tandem").to("cuda")
+    ids = torch.tensor([list(TEXT.encode())[:300]], device="cuda")
+    with TandemCache(patterns=str(model / "small.json")) as past, torch.inference_mode():
+        with pytest.raises(UnsupportedError, match="device_type"):
+            network(ids, past_key_values=past)
+
+
+def test_an_evaluation_prefills_by_the_patterns_of_a_setting(model, tmp_path, capsys):
+    setting, out = f"patterns={model / 'small.json'}", tmp_path / "out"
+    words = [str(model), "--text", str(model / "words.txt"), "--contexts", "600", "--steps", "3", "--samples", "0", "--facts", "1",
+             "--out", str(out), "--dense-by-tandem", "--tasks", "perplexity,retrieval", "--kinds", "pass key"]
+    assert evaluation.main([*words, "--setting", setting, "--setting", "policy=all"]) == 0
+    assert "pairs of the prompt" in capsys.readouterr().out
+    lines = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
+    found = {line["what"]["setting"] if line["what"]["setting"] == "dense" else line["what"]["setting"]["policy"]: line["figures"]
+             for line in lines if line["what"]["measurement"] == "decode"}
+    assert found["all"]["kl_divergence"] == 0 and found["patterns"]["kl_divergence"] > 0
+    assert 0 < found["patterns"]["pattern_pairs_share"] < 1 and "pattern_pairs_share" not in found["all"]
+    asked = [line["figures"] for line in lines if line["what"]["measurement"] == "retrieval" and "pattern_pairs" in line["figures"]]
+    assert len(asked) == 2  # a question in one call, and token by token
+    (tmp_path / "one.json").write_text('[{"0": ["full"]}]')
+    assert evaluation.main([*words, "--resume", "--setting", f"patterns={tmp_path / 'one.json'}"]) == 2
+    assert "has 1 layers of 1 heads, the model has 2 of 4" in capsys.readouterr().err
+    for more, said in (["--shared-prefill"], "would be prefilled densely"), (["--setting", "patterns=gone.json"], "path = gone.json"):
+        with pytest.raises(SystemExit):
+            evaluation.main([*words[:-5], *words[-4:], "--setting", setting, *more])
+        assert said in capsys.readouterr().err

@@ -88,6 +88,8 @@ def parser() -> argparse.ArgumentParser:
                        help="of the passages only the I-th and every N-th behind it, for several processes with an --out each (1/1)")
     flags.add_argument("--shared-prefill", action="store_true", help="prefill each text once, densely; settings go on from there with "
                        "the last 128 tokens of it. For settings of one storage")
+    flags.add_argument("--dense-by-tandem", action="store_true", help="dense attention is Tandem's policy all, which long contexts take "
+                       "less time and memory under than under Transformers' eager")
     flags.add_argument("--device", default="cpu", metavar="NAME", help="of the model, as PyTorch calls it (cpu)")
     flags.add_argument("--samples", type=_count(0), default=8, metavar="N",
                        help="decode steps at which selections and attention weights are looked at (8)")
@@ -134,6 +136,9 @@ def parse_arguments(words: Sequence[str] | None) -> argparse.Namespace:
             flags.error(str(error))
         if {"mass", "speed"} & set(given.tasks):
             flags.error("--shared-prefill is for the tasks perplexity and retrieval")
+    if given.dense_by_tandem and (given.shared_prefill or {"mass", "speed"} & set(given.tasks)):
+        flags.error("--dense-by-tandem is for the tasks perplexity and retrieval, without --shared-prefill, whose dense attention is "
+                    "Tandem's anyway")
     if given.names and len(given.names) < given.facts:
         flags.error(f"--names: {len(given.names)} words for --facts {given.facts}")
     if given.after >= given.until:

@@ -72,10 +72,13 @@ class Evaluation:
     def _place(self, context: int, passage: int) -> dict[str, Any]:
         """What says where a measurement was made, for its line. One passage and own prefills are not mentioned."""
         many = {"passage": passage, "n_passages": self._given.passages} if self._given.passages > 1 else {}
-        return {"context": context, **many, **({"shared_prefill": True} if self._given.shared_prefill else {})}
+        return {"context": context, **many, **({"shared_prefill": True} if self._given.shared_prefill else {}),
+                **({"dense_by_tandem": True} if self._given.dense_by_tandem else {})}
 
     def _start(self, ids: torch.Tensor) -> Start:
-        return (SharedPrefill if self._given.shared_prefill else OwnPrefill)(self._model, ids, self._progress)
+        if self._given.shared_prefill:
+            return SharedPrefill(self._model, ids, self._progress)
+        return OwnPrefill(self._model, ids, self._progress, self._given.dense_by_tandem)
 
     def run(self) -> None:
         """All that is missing."""
@@ -108,7 +111,7 @@ class Evaluation:
 
     def _perplexity_jobs(self, context: int, passage: int) -> list[Job]:
         jobs: list[Job] = []
-        if "perplexity" in self._given.tasks and not self._given.shared_prefill:
+        if "perplexity" in self._given.tasks and not (self._given.shared_prefill or self._given.dense_by_tandem):
             stored = [one for one in dict.fromkeys(setting.stores_only for setting in self._settings)
                       if not self._results.has(self._what("prefill", one, **self._place(context, passage)))]
             if stored:

@@ -39,14 +39,16 @@ class OwnPrefill:
     ids : Tensor
         The text.
     progress : Progress
+    dense_by_tandem : bool
+        Dense attention is Tandem's policy "all", and not Transformers' own.
     """
 
-    def __init__(self, model: LanguageModel, ids: torch.Tensor, progress: Progress) -> None:
-        self.model, self._ids, self.progress = model, ids, progress
+    def __init__(self, model: LanguageModel, ids: torch.Tensor, progress: Progress, dense_by_tandem: bool = False) -> None:
+        self.model, self._ids, self.progress, self._dense = model, ids, progress, _ALL if dense_by_tandem else None
 
     def cache(self, setting: Setting | None) -> Any:
         """See Start."""
-        past = self.model.new_cache(setting)
+        past = self.model.new_cache(setting or self._dense)
         self.model.prefill(self._ids, past)
         self.progress.prefill(len(self._ids))
         return past

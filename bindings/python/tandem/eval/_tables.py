@@ -97,7 +97,7 @@ def _retrieval(lines: list[Line]) -> list[str]:
 
 def _dense_is(line: Line) -> str:
     return ("Tandem's policy \"all\" behind the same prefill" if line["what"].get("shared_prefill") else
-            "Transformers' \"eager\" in f32")
+            "Tandem's policy \"all\"" if line["what"].get("dense_by_tandem") else "Transformers' \"eager\" in f32")
 
 
 def write(lines: Iterable[Line]) -> str:
