@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """``python -m tandem.patterns``: see the package."""
 import sys
+import warnings
 from collections.abc import Sequence
 
 
@@ -23,6 +24,7 @@ def main(words: Sequence[str] | None = None) -> int:
         _say(f"PyTorch and Transformers are needed: pip install 'tandem[transformers]': {error}")
         return 1
     given = parse_arguments(words)
+    warnings.filterwarnings("ignore", message=".*past_key_values.*deprecated", category=FutureWarning)  # tandem.eval's passes have it
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
