@@ -106,7 +106,8 @@ static void test_names(void** state) {
   assert_string_equal(tandem_policy_name(1), "streaming");
   assert_string_equal(tandem_policy_name(2), "hgca");
   assert_string_equal(tandem_policy_name(3), "hip");
-  assert_null(tandem_policy_name(4));
+  assert_string_equal(tandem_policy_name(4), "patterns");
+  assert_null(tandem_policy_name(5));
   assert_null(tandem_policy_name(-1));
   assert_null(tandem_policy_name(INT32_MAX));
   assert_null(tandem_cpu_isa_name(-1));
