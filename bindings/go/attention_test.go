@@ -319,7 +319,7 @@ func TestPlansAndCapabilities(t *testing.T) {
 	if report := must(w.engine.Report()); !strings.Contains(report, `"version":"0.2.`) || major != 0 || minor != 2 {
 		t.Fatal(report)
 	}
-	equal(t, PolicyNames(), []string{"all", "streaming", "hgca", "hip"})
+	equal(t, PolicyNames(), []string{"all", "streaming", "hgca", "hip", "patterns"})
 	available := 0
 	for _, name := range CpuIsaNames() {
 		if CpuIsaAvailable(name) {

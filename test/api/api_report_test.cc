@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Texts for callers, the memory plan against what is then in use, and statistics of larger structs.
 #include <algorithm>
+#include <cstring>
 
 #include "api_world.h"
 
@@ -119,9 +120,14 @@ void test_supports(void**) {
   const tandem_layer_options layer = plain_layer();
   const tandem_cache_options cache = TANDEM_CACHE_OPTIONS_INIT;
   OK(tandem_supports, world.engine, nullptr, nullptr, nullptr);
+  const std::vector<tandem_head_pattern> heads(kQHeads, tandem_head_pattern(TANDEM_HEAD_PATTERN_INIT));
+  tandem_patterns patterns = TANDEM_PATTERNS_INIT;
+  patterns.heads = heads.data();
+  patterns.n_heads = std::ssize(heads);
   for (int32_t i = 0; tandem_policy_name(i) != nullptr; ++i) {
     tandem_session_options session = TANDEM_SESSION_OPTIONS_INIT;
     session.policy = tandem_policy_name(i);
+    if (std::strcmp(session.policy, "patterns") == 0) session.patterns = &patterns;
     OK(tandem_supports, world.engine, &layer, &cache, &session);
   }
   int n_available = 0;

@@ -38,7 +38,7 @@ void names_what_is_there(void**) {
   for (const Json& name : info["isa"]["available"]) assert_true(tandem_cpu_isa_available(name.get<std::string>().c_str()));
   for (const Json& name : info["isa"]["not_on_this_processor"])
     assert_false(tandem_cpu_isa_available(name.get<std::string>().c_str()));
-  assert_true(info["policies"] == Json({"all", "streaming", "hgca", "hip"}));
+  assert_true(info["policies"] == Json({"all", "streaming", "hgca", "hip", "patterns"}));
   assert_true(info["engine"].is_object() && info["engine"].contains("backends"));
   assert_false(info.contains("plan"));
 }

@@ -101,7 +101,7 @@ def test_reports_and_names(world):
     report = world.engine.report()
     assert report["version"] == "0.2.0" and report["backends"][0]["state"] == "ready"
     json.dumps(report)
-    assert tandem.policies() == ["all", "streaming", "hgca", "hip"]
+    assert tandem.policies() == ["all", "streaming", "hgca", "hip", "patterns"]
     assert any(tandem.cpu_isas().values()) and tandem.version()[:2] == (0, 2)
     usable = [name for name, there in tandem.cpu_isas().items() if there][-1]
     with tandem.Engine(n_threads=1, cpu_isa=usable, spin_ns=0, pin_threads=0, matmul_rows=9) as engine:

@@ -295,7 +295,7 @@ fn plans_and_capabilities() {
     refused(engine.supports(Some(&odd), None, None), Status::Unsupported, "layer.k_head_dim", "65");
     assert!(engine.report().unwrap().starts_with("{\"version\":\"0.2."));
     assert_eq!(version().0, 0);
-    assert_eq!(policy_names().collect::<Vec<_>>(), ["all", "streaming", "hgca", "hip"]);
+    assert_eq!(policy_names().collect::<Vec<_>>(), ["all", "streaming", "hgca", "hip", "patterns"]);
     assert!(cpu_isa_names().any(cpu_isa_available));
     assert!(!cpu_isa_available("z80") && !cpu_isa_available("av\0x2"));
 }
