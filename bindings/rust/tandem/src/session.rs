@@ -154,9 +154,7 @@ impl Session {
     pub fn pattern_pairs(&mut self, layer_idx: i32) -> Result<(i64, i64)> {
         let (mut pairs, mut dense, session) = (0i64, 0i64, self.as_ptr());
         // SAFETY: a live handle that no other thread uses; both numbers are written.
-        call(|error| unsafe {
-            sys::tandem_session_pattern_pairs(&mut pairs, &mut dense, session, layer_idx, error)
-        })?;
+        call(|error| unsafe { sys::tandem_session_pattern_pairs(&mut pairs, &mut dense, session, layer_idx, error) })?;
         Ok((pairs, dense))
     }
 
