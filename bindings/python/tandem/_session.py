@@ -442,7 +442,12 @@ class Session(Owner):
 
     def pattern_pairs(self, layer_idx: int = 0) -> tuple[int, int]:
         """Of one layer: pairs of a query and a key, query head by query head, that appends under "patterns" attended, and what policy
-        "all" would have attended."""
+        "all" would have attended.
+
+        Parameters
+        ----------
+        layer_idx : int
+        """
         pairs, dense = ctypes.c_int64(), ctypes.c_int64()
         with self._free():
             call(lib.tandem_session_pattern_pairs, ctypes.byref(pairs), ctypes.byref(dense), self._handle.pointer,
