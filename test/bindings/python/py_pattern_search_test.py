@@ -165,7 +165,8 @@ def prompted(model, ids, past, size=None):
 def test_patterns_of_a_cache_are_enough(model):
     ids = torch.tensor([list(TEXT.encode())[:700]])
     file = model / "small.json"
-    with TandemCache() as dense, TandemCache(patterns=str(file)) as named, TandemCache(policy="patterns", patterns=Patterns.read(file)) as given:
+    with (TandemCache() as dense, TandemCache(patterns=str(file)) as named,
+          TandemCache(policy="patterns", patterns=Patterns.read(file)) as given):
         exact, by_file, by_value = (prompted(model, ids, past) for past in (dense, named, given))
         stats = named.session.stats()
     assert torch.equal(by_file, by_value)

@@ -7,7 +7,7 @@ measures what every candidate pattern costs, in pairs of a query and a key, and 
 out (MInference, arXiv 2407.02490, does this head by head at equal cost). Then it gives each head one candidate, so that the pairs of
 all heads stay within the budget and what is lost is least. docs/patterns.md of the project explains the figures.
 
-Order of a run: prompts are made (_prompts); each prompt runs densely, and every layer's queries and keys are looked at as they pass
+Order of a run: prompts are made (_prompts); each prompt runs densely, and the queries and keys of every layer are measured as they pass
 (_capture); the rules of the library say which keys a candidate names (_rules); weights on other keys are what it loses (_recall);
 heads get their candidates (_choice); the file and a table are written (_report).
 """

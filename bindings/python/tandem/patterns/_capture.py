@@ -18,7 +18,7 @@ from ..eval._language_model import LanguageModel, ModelError
 
 NAME = "tandem_patterns_search"
 Observer = Callable[[int, torch.Tensor, torch.Tensor, float], None]
-_watched = threading.local()  # .observer: who is shown a layer
+_watched = threading.local()  # .observer: gets every layer of the pass that runs
 
 
 @contextmanager
