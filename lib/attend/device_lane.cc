@@ -285,7 +285,7 @@ Status DeviceLane::launch(Call& chunk) {
   TANDEM_TRY(name_keys(chunk, sequences));
   TANDEM_TRY(search_keys(chunk, sequences, attended_q(append), append));
   const DeviceAttend window = window_of(chunk, append, merges);
-  TANDEM_TRY(n_pattern_parts(chunk) > 0 ? attend_patterns(chunk, window) : attend_window(chunk, window));
+  TANDEM_TRY(follows_patterns(chunk) ? attend_patterns(chunk, window) : attend_window(chunk, window));
   if (merges) {
     TANDEM_TRY(attend_pieces(chunk, window));
     TANDEM_TRY(merge_and_observe(chunk, append, {}));

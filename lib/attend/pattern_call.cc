@@ -189,7 +189,7 @@ void reserve_patterns(const SizeTerms& terms, const CallShape& shape, int64_t mo
 }
 
 Status attend_patterns(const Call& chunk, const DeviceAttend& window) {
-  if (patterns_of(chunk).groups_are_alike) return attend_window(chunk, window);
+  if (!is_append(chunk) || patterns_of(chunk).groups_are_alike) return attend_window(chunk, window);
   const Layer layer = one_of_group(*window.layer);
   const int32_t group = chunk.layer().group_size;
   const auto of_head = [&](DeviceRows rows, int32_t g) {
@@ -216,11 +216,9 @@ void commit_patterns(const Call& chunk, const SequenceCall& of) {
   of.state->named_end = of.length;
   of.state->named_block = -1;
   const int64_t key_bytes = plane_bytes(chunk.layer()).total();
-  int64_t n_read = 0;  // keys
   const auto count = [&](const SinksAndRange& keys, int64_t end) {
-    n_read += keys.n_units * kPatternUnit + end - keys.begin;
+    chunk.session.sums.resident_kv_bytes_read += (keys.n_units * kPatternUnit + end - keys.begin) * key_bytes;
   };
-  const AtEnd count_bytes([&] { chunk.session.sums.resident_kv_bytes_read += n_read * key_bytes; });
   if (!is_append(chunk)) {
     for (const DecodeKeys& head : patterns.decode) count(keys_of_query(head, of.first_query), of.length);
     return;

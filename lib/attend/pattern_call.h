@@ -32,7 +32,7 @@ static_assert(sizeof(DeviceKeys) == sizeof(KeyGranule));
 DeviceLists pattern_lists_at(const Call& chunk, const std::byte* place, int64_t n_sequences);
 int64_t describe_pattern_lists(const Call& chunk, DeviceKeys* to, int64_t n_sequences);
 
-// attend_window() of an append, in all of its launches.
+// attend_window(); of an append in all of its launches.
 Status attend_patterns(const Call& chunk, const DeviceAttend& window);
 void commit_patterns(const Call& chunk, const SequenceCall& of);
 // What the last query attended that a device has attended, as after a call on host tensors.

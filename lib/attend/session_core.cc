@@ -39,12 +39,6 @@ size_t first_like(const std::vector<SessionLayer>& layers, const SessionLayer& l
   return found == layers.end() ? layer.idx : found->idx;
 }
 
-Layer by_q_head(Layer layer) {
-  layer.n_kv_heads = layer.n_q_heads;
-  layer.group_size = 1;
-  return layer;
-}
-
 }  // namespace
 
 Status SessionCore::create(std::shared_ptr<Cache> cache, const tandem_session_options& options,

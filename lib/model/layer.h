@@ -36,6 +36,13 @@ struct Layer {
   bool operator==(const Layer& other) const = default;
 };
 
+// The layer as a caller sees it who looks at one query head at a time: each query head has a KV head of its own.
+inline Layer by_q_head(Layer layer) {
+  layer.n_kv_heads = layer.n_q_heads;
+  layer.group_size = 1;
+  return layer;
+}
+
 // Bytes from a row of a run to the next.
 constexpr int64_t k_stride_of(const Layer& layer) {
   return layer.k_stride > 0 ? layer.k_stride : row_bytes(layer.k_type, layer.k_head_dim);

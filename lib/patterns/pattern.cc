@@ -16,13 +16,12 @@ uint32_t known_pattern_kinds() {
 
 void BlockKeys::clear(int64_t begin) {
   newest_begin_ = begin;
-  const int64_t n_units = (begin + kPatternUnit - 1) / kPatternUnit;
-  named_.assign(static_cast<size_t>((n_units + 63) / 64), 0);
+  named_.assign(static_cast<size_t>((pattern_units(begin) + 63) / 64), 0);
 }
 
 void BlockKeys::add(int64_t begin, int64_t end) {
   begin = std::max<int64_t>(begin, 0) / kPatternUnit;
-  end = std::min((end + kPatternUnit - 1) / kPatternUnit, std::ssize(named_) * 64);
+  end = std::min(pattern_units(end), std::ssize(named_) * 64);
   for (int64_t unit = begin; unit < end;) {
     const int64_t n = std::min(end - unit, 64 - unit % 64);
     const uint64_t bits = n == 64 ? ~uint64_t{0} : (uint64_t{1} << n) - 1;
@@ -34,7 +33,7 @@ void BlockKeys::add(int64_t begin, int64_t end) {
 void BlockKeys::add_newest(int64_t begin) { newest_begin_ = std::clamp<int64_t>(begin, 0, newest_begin_); }
 
 void BlockKeys::append_units(std::vector<int32_t>* units) const {
-  const int64_t end = (newest_begin_ + kPatternUnit - 1) / kPatternUnit;
+  const int64_t end = pattern_units(newest_begin_);
   for (int64_t word = 0; word * 64 < end; ++word)
     for (uint64_t left = named_[static_cast<size_t>(word)]; left != 0; left &= left - 1) {
       const int64_t unit = word * 64 + std::countr_zero(left);

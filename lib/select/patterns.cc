@@ -26,10 +26,7 @@ const Policy kPolicyPatterns = {
 };
 
 HeadPatterns::HeadPatterns(const SelectorSetup& setup)
-    : setup_(setup), layer_(setup.cache->layers()[setup.layer_idx]), by_q_head_(layer_) {
-  by_q_head_.n_kv_heads = layer_.n_q_heads;
-  by_q_head_.group_size = 1;
-}
+    : setup_(setup), layer_(setup.cache->layers()[setup.layer_idx]), by_q_head_(tandem::by_q_head(layer_)) {}
 
 std::unique_ptr<SelectState> HeadPatterns::make_state() { return std::make_unique<PatternState>(*this); }
 
@@ -56,7 +53,8 @@ Status PatternState::name_keys(const SequenceCall& call, const Watch& watch) {
   names_.query_block = kPatternBlock;
   heads_.resize(static_cast<size_t>(names_.keys.n_heads));
   for (HeadUnits& head : heads_) head.units.clear(), head.ends.clear(), head.newest_begins.clear(), head.pairs = {};
-  for (int64_t first = 0; first < call.q_len; first += kPatternChunk) TANDEM_TRY(name_chunk(call, first, watch));
+  ProbeRunner prober;  // its logits of a head with all keys are much memory: they go with the call
+  for (int64_t first = 0; first < call.q_len; first += kPatternChunk) TANDEM_TRY(name_chunk(call, first, watch, &prober));
   write_rows((call.q_len + kPatternBlock - 1) / kPatternBlock);
   return {};
 }
@@ -81,7 +79,7 @@ void PatternState::name_by_kv_head(const SequenceCall& call) {
 
 // Queries [first, first + kPatternChunk) of the call, or those that are left. Keys are named for all heads at once, but
 // logits are found head by head: those of one head with all keys are much memory.
-Status PatternState::name_chunk(const SequenceCall& call, int64_t first, const Watch& watch) {
+Status PatternState::name_chunk(const SequenceCall& call, int64_t first, const Watch& watch, ProbeRunner* prober) {
   const Layer& layer = of_.by_q_head();
   const Backend& cpu = of_.cpu();
   const int64_t end = std::min(call.q_len, first + kPatternChunk);
@@ -97,8 +95,8 @@ Status PatternState::name_chunk(const SequenceCall& call, int64_t first, const W
       if (!chunk.pattern->has(pattern->kind)) continue;
       std::unique_ptr<PatternIndex> index = pattern->make(chunk);
       const Probe probe = index->probe(chunk);
-      TANDEM_TRY(of_.prober().run({&cpu, &layer, of_.layer_idx(), h / of_.layer().group_size, &stored_}, probe, watch,
-                                  index.get()));
+      TANDEM_TRY(
+          prober->run({&cpu, &layer, of_.layer_idx(), h / of_.layer().group_size, &stored_}, probe, watch, index.get()));
       head.indices.push_back(std::move(index));
     }
   }

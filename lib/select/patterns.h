@@ -26,15 +26,13 @@ class HeadPatterns final : public Selector {
   const Layer& by_q_head() const { return by_q_head_; }
   int32_t layer_idx() const { return static_cast<int32_t>(setup_.layer_idx); }
   const PatternsOfLayer& patterns() const { return setup_.options->patterns[setup_.layer_idx]; }
-  ProbeRunner& prober() { return prober_; }
   AttendedPairs pairs() const override { return pairs_; }
   void count(const AttendedPairs& more) override { pairs_.n += more.n, pairs_.n_dense += more.n_dense; }
 
  private:
   const SelectorSetup setup_;
   const Layer& layer_;
-  Layer by_q_head_;
-  ProbeRunner prober_;  // one call at a time
+  const Layer by_q_head_;
   AttendedPairs pairs_;
 };
 
@@ -60,7 +58,7 @@ class PatternState final : public SelectState {
   };
 
   void name_by_kv_head(const SequenceCall& call);
-  Status name_chunk(const SequenceCall& call, int64_t first, const Watch& watch);
+  Status name_chunk(const SequenceCall& call, int64_t first, const Watch& watch, ProbeRunner* prober);
   void name_blocks(HeadUnits* head, TokenRange chunk) const;
   void write_rows(int64_t n_blocks);
 
