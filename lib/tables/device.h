@@ -29,6 +29,7 @@
 
 #include "lib/model/layer.h"
 #include "lib/tables/key_list.h"
+#include "lib/tables/pattern_lists.h"
 #include "lib/tables/planes.h"
 #include "lib/tables/search.h"
 
@@ -42,7 +43,7 @@ namespace tandem {
 // makes rows of K and V of them as they would lie in pages, and these are attended like any others.
 
 // Changes with every struct here and with Layer, unless they only grow at the end and say how far they are filled.
-inline constexpr uint32_t kDeviceAbi = 14;
+inline constexpr uint32_t kDeviceAbi = 15;
 inline constexpr char kDeviceEntry[] = "tandem_device_module";
 
 // Why a call failed; code is a TANDEM_ERROR_*, underlying the driver's.
@@ -280,6 +281,31 @@ struct DeviceSearch {
   const DeviceAppend* append = nullptr;
 };
 
+// Head patterns: lib/tables/pattern_lists.h says what they mean. index_patterns() chooses for all query heads;
+// list_patterns(), which may follow it several times, writes the key lists of n_lists of them.
+struct DevicePatterns {
+  const Layer* layer = nullptr;  // as attend() has it
+  DevicePages pages;
+  DeviceSequences sequences;                 // whole: max_keys is the largest `end`, max_q_len the largest q_len
+  DeviceRows q;                              // as attend() has it
+  const DeviceHeadPattern* heads = nullptr;  // [n_q_heads] in device memory, which copies write
+  uint32_t kinds = 0;                        // of any head
+  int32_t n_granules = 0;                    // that a list has room for; a list that needs more is wrong (DeviceKeys::n)
+  void* workspace = nullptr;    // of pattern_bytes(), zeroed once, then for one call after another, search() included
+  uint32_t* choices = nullptr;  // [n_sequences][n_q_heads][PatternChoices::n_words()]
+  // Of list_patterns(): list i is of query head first_head + i * head_step. Block b of sequence s has the key lists
+  // keys[sequence * n_lists + i] of attend()'s sequences first_list + b * parts up to first_list + (b + 1) * parts, where
+  // first_list is that of s and parts = ceil(kPatternBlock / list_queries), or as many as the last block's queries need. The
+  // granules of these lists are granules[(first_list + b * parts) * n_lists + i][n_granules].
+  int32_t first_head = 0, head_step = 1, n_lists = 0;
+  int32_t list_queries = 1;  // that each of attend()'s sequences has, the last of a block fewer
+  DeviceKeys* keys = nullptr;
+  KeyGranule* granules = nullptr;
+  // [2] in device memory: list_patterns() adds to totals[0] the pairs of a query and a key before its range_begin, and to
+  // totals[1] such keys of each block and list.
+  uint64_t* totals = nullptr;
+};
+
 // Where rows of an output go: [n_tokens, n_q_heads, v_head_dim], and their lse with these strides, or null. The learned
 // sinks [n_q_heads], merged once, where these are the last keys there are; null: none.
 struct DeviceOutput {
@@ -463,6 +489,9 @@ struct DeviceTable {
   int32_t (*bound_chunks)(void* self, const DeviceBoundChunks* call, void* stream, DeviceError* error);
   int64_t (*search_bytes)(void* self, const DeviceSearch* call);  // of work space, for as many blocks and keys
   int32_t (*search)(void* self, const DeviceSearch* call, void* stream, DeviceError* error);
+  int64_t (*pattern_bytes)(void* self, const DevicePatterns* call);  // of work space, for as many keys and queries
+  int32_t (*index_patterns)(void* self, const DevicePatterns* call, void* stream, DeviceError* error);
+  int32_t (*list_patterns)(void* self, const DevicePatterns* call, void* stream, DeviceError* error);
 };
 
 // The symbol a module exports, named kDeviceEntry: its table where it serves this core's ABI number, else null.
