@@ -88,13 +88,13 @@ void check_sequence(const DevicePatterns& call, const DeviceSequence& sequence) 
 }
 
 // The key lists of a block of a sequence: one for each part of its queries.
-void write_keys(const DevicePatterns& call, const DeviceSequence& sequence, const PlainPattern& pattern,
-                const ChosenKeys& chosen, int32_t list, int64_t block) {
+void write_keys(const DevicePatterns& call, int32_t sequence_idx, const DeviceSequence& sequence,
+                const PlainPattern& pattern, const ChosenKeys& chosen, int32_t list, int64_t block) {
   const int64_t n_queries = std::min(kPatternBlock, pattern.q_len - block * kPatternBlock);
   const int64_t parts = (kPatternBlock + call.list_queries - 1) / call.list_queries;
-  const int64_t first = sequence.first_list + block * parts;
+  const int64_t first = sequence.first_list + block * parts, place = sequence.first_list / parts + sequence_idx + block;
   const std::vector<int64_t> tokens = test::named_tokens(pattern, chosen, block);
-  DeviceKeys keys = {static_cast<int32_t>((first * call.n_lists + list) * call.n_granules), 0,
+  DeviceKeys keys = {static_cast<int32_t>((place * call.n_lists + list) * call.n_granules), 0,
                      static_cast<int32_t>(test::range_begin(pattern, block)), 0};
   KeyGranule* const granules =
       on_device(call.granules + keys.first, call.n_granules * int64_t{sizeof(KeyGranule)}, "granules are no device memory");
@@ -155,7 +155,8 @@ void list_patterns(const DevicePatterns& call) {
       require(head < call.layer->n_q_heads, "a list of a head that there is not");
       const PlainPattern pattern = pattern_of(call, sequence, rows, head);
       const ChosenKeys chosen = load_choices(layout, pattern, choices_at(call, s, head));
-      for (int64_t block = 0; block < pattern.n_blocks(); ++block) write_keys(call, sequence, pattern, chosen, list, block);
+      for (int64_t block = 0; block < pattern.n_blocks(); ++block)
+        write_keys(call, s, sequence, pattern, chosen, list, block);
     }
   }
 }
