@@ -4,7 +4,6 @@
 #include <algorithm>
 
 #include "lib/attend/device_launch.h"
-#include "lib/attend/search_call.h"
 #include "lib/attend/searched_keys.h"
 #include "lib/machine/device_status.h"
 #include "lib/tables/planes.h"
@@ -251,6 +250,12 @@ void reserve_lists(const SizeTerms& terms, const CallShape& shape, int64_t n_blo
 
 }  // namespace
 
+int64_t pair_totals_bytes(const Patterns& patterns) {
+  const auto is_known_ahead = [](const PatternsOfLayer& of) { return of.are_known_ahead(); };
+  if (std::all_of(patterns.begin(), patterns.end(), is_known_ahead)) return 0;
+  return std::ssize(patterns) * 2 * static_cast<int64_t>(sizeof(uint64_t));
+}
+
 void reserve_patterns(const SizeTerms& terms, const CallShape& shape, int64_t most_tokens, Reservation* needs) {
   const PatternsOfLayer& patterns = terms.options.patterns[shape.layer_idx];
   const int64_t n_sequences = std::ssize(shape.sequences);
@@ -291,7 +296,7 @@ Status index_patterns(const Call& chunk, const DeviceAttend& window, DevicePatte
   lists->keys = device.work().list_keys();
   lists->granules = device.work().granules();
   lists->n_granules = static_cast<int32_t>(most_units(patterns_of(chunk), most_searched(chunk.session.options)));
-  lists->totals = device.pair_totals(chunk.facts.idx);
+  lists->totals = pair_totals(chunk.session, chunk.facts.idx);
   return call_device(device.device(), &DeviceTable::index_patterns, lists, chunk.args.stream);
 }
 

@@ -68,11 +68,6 @@ int64_t most_part_rows(const Call& chunk) {
 
 }  // namespace
 
-int64_t most_searched(const PolicyOptions& options) {
-  constexpr int64_t kMost = (int64_t{1} << 30) - 1;  // that a device's module takes
-  return std::min(options.window_len, kMost);
-}
-
 Status check_searched(const SessionLayer& layer) {
   if (!layer.policy.prunes || layer.layer.group_size <= kMostListRows) return {};
   return fail(TANDEM_ERROR_UNSUPPORTED, "q.device_type",

@@ -60,6 +60,11 @@ void put_all(int64_t begin, int64_t end, KeptKeys* kept) {
 
 }  // namespace
 
+int64_t most_searched(const PolicyOptions& options) {
+  constexpr int64_t kMost = (int64_t{1} << 30) - 1;  // that a device's module takes
+  return std::min(options.window_len, kMost);
+}
+
 Status follow_searches(SessionCore& core, void* stream) {
   if (core.searches == nullptr) TANDEM_TRY(SideStream::create(core.device->device(), &core.searches));
   return core.searches->fork(stream);
@@ -80,14 +85,19 @@ int64_t count_searched_keys(const SessionCore& core, const SequenceState& state)
   return n;
 }
 
+uint64_t* pair_totals(const SessionCore& core, size_t layer_idx) {
+  return core.pair_totals.data() == nullptr ? nullptr : core.pair_totals.as<uint64_t>() + 2 * layer_idx;
+}
+
 ListedPairs read_listed_pairs(const SessionCore& core, size_t layer_idx) {
-  const DeviceSession* const session = core.device.get();
-  if (session == nullptr || session->pair_totals(layer_idx) == nullptr || core.searches == nullptr) return {};
+  const uint64_t* const from = pair_totals(core, layer_idx);
+  if (from == nullptr || core.searches == nullptr) return {};
+  const Device& device = core.device->device();
   uint64_t totals[2] = {};
   void* const stream = core.searches->get();
-  const Status status = call_device(session->device(), &DeviceTable::copy, totals, session->pair_totals(layer_idx),
-                                    static_cast<int64_t>(sizeof totals), stream);
-  if (!status.ok() || !call_device(session->device(), &DeviceTable::wait, stream).ok()) return {};
+  if (!call_device(device, &DeviceTable::copy, totals, from, static_cast<int64_t>(sizeof totals), stream).ok() ||
+      !call_device(device, &DeviceTable::wait, stream).ok())
+    return {};
   return {static_cast<int64_t>(totals[0]), static_cast<int64_t>(totals[1])};
 }
 

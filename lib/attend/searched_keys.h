@@ -10,6 +10,7 @@
 
 namespace tandem {
 
+int64_t most_searched(const PolicyOptions& options);  // tokens of a sequence whose keys a device finds
 // Readers of kept lists wait for all work that `stream` has been asked for so far.
 Status follow_searches(SessionCore& core, void* stream);
 // Tokens of the lists that the last stage has kept, over layers and KV heads. Waits for the searches. 0 where the device
@@ -24,6 +25,7 @@ Status list_searched_keys(const SessionCore& core, const HeadOfSequence& head, c
 struct ListedPairs {
   int64_t n = 0, n_keys = 0;
 };
+uint64_t* pair_totals(const SessionCore& core, size_t layer_idx);  // null where the host makes all lists
 ListedPairs read_listed_pairs(const SessionCore& core, size_t layer_idx);
 
 }  // namespace tandem

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "lib/machine/device_status.h"
 #include "lib/patterns/pattern.h"
 #include "lib/pieces/stream_buffers.h"
 
@@ -93,7 +94,18 @@ SizeTerms SessionCore::terms() const {
 }
 
 Status SessionCore::need_device() {
-  return device != nullptr ? Status() : DeviceSession::create(*cache, policies, options, &device);
+  if (device != nullptr) return {};
+  const int64_t bytes = pair_totals_bytes(options.patterns);
+  const Device& of_engine = *cache->engine().device();
+  if (bytes > 0 && pair_totals.data() == nullptr) {
+    void* const stream = nullptr;
+    Buffer totals;
+    TANDEM_TRY(Buffer::create(cache->device_tier(), bytes, Use::kSession, &totals));
+    TANDEM_TRY(call_device(of_engine, &DeviceTable::fill, totals.data(), 0, bytes, stream));
+    TANDEM_TRY(call_device(of_engine, &DeviceTable::wait, stream));
+    pair_totals = std::move(totals);
+  }
+  return DeviceSession::create(*cache, policies, options, &device);
 }
 
 BusAhead SessionCore::bus_ahead(size_t layer_idx, int64_t n_queries) const {

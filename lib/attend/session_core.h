@@ -112,8 +112,11 @@ struct SessionCore {
   // Calls that the tasks of a planned step share, [n_steps][n_layers]. The thread that meets the device reads them, so they
   // are declared before `device` and outlive it.
   std::vector<StepCalls> step_calls;
-  std::unique_ptr<DeviceSession> device;   // null until a call has device tensors
-  std::unique_ptr<SideStream> searches;    // behind searches that keep their lists; null until there was one
+  // In device memory, [n_layers][2]: DevicePatterns::totals of each layer. Empty where the host makes all key lists of head
+  // patterns. Kernels may add to them until `device` is gone, so they are declared before it.
+  Buffer pair_totals;
+  std::unique_ptr<DeviceSession> device;  // null until a call has device tensors
+  std::unique_ptr<SideStream> searches;  // behind work that leaves something for the host to read; null until there was some
   std::unique_ptr<WindowStaging> staging;  // null until a window lacks rows
   AttendScratch scratch;                   // of calls on host tensors, and of whole calls on device tensors
   OpenStep step;

@@ -54,6 +54,7 @@ void reserve_guess(const SizeTerms& terms, const CallShape& shape, Reservation* 
 void reserve_named(const SizeTerms& terms, const CallShape& shape, Reservation* needs);
 void reserve_search(const SizeTerms& terms, const CallShape& shape, int64_t most_tokens, Reservation* needs);
 void reserve_patterns(const SizeTerms& terms, const CallShape& shape, int64_t most_tokens, Reservation* needs);
+int64_t pair_totals_bytes(const Patterns& patterns);  // of a session; 0 where the host makes all key lists of head patterns
 void reserve_long(const SizeTerms& terms, const CallShape& shape, const PrefillSize& size, Reservation* needs);
 
 }  // namespace tandem

@@ -87,9 +87,17 @@ void check_sequence(const DevicePatterns& call, const DeviceSequence& sequence) 
           "a sequence is longer than the call says");
 }
 
-// The key lists of a block of a sequence: one for each part of its queries.
-void write_keys(const DevicePatterns& call, int32_t sequence_idx, const DeviceSequence& sequence,
-                const PlainPattern& pattern, const ChosenKeys& chosen, int32_t list, int64_t block) {
+// The lists of one query head of a sequence.
+struct HeadLists {
+  const DevicePatterns& call;
+  const DeviceSequence& sequence;
+  int32_t sequence_idx, list;
+
+  void write(const PlainPattern& pattern, const ChosenKeys& chosen, int64_t block) const;
+};
+
+// The key lists of a block: one for each part of its queries.
+void HeadLists::write(const PlainPattern& pattern, const ChosenKeys& chosen, int64_t block) const {
   const int64_t n_queries = std::min(kPatternBlock, pattern.q_len - block * kPatternBlock);
   const int64_t parts = (kPatternBlock + call.list_queries - 1) / call.list_queries;
   const int64_t first = sequence.first_list + block * parts, place = sequence.first_list / parts + sequence_idx + block;
@@ -156,7 +164,7 @@ void list_patterns(const DevicePatterns& call) {
       const PlainPattern pattern = pattern_of(call, sequence, rows, head);
       const ChosenKeys chosen = load_choices(layout, pattern, choices_at(call, s, head));
       for (int64_t block = 0; block < pattern.n_blocks(); ++block)
-        write_keys(call, s, sequence, pattern, chosen, list, block);
+        HeadLists{call, sequence, s, list}.write(pattern, chosen, block);
     }
   }
 }
