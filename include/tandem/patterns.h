@@ -24,7 +24,8 @@
  * In calls with one query of a sequence, and of guesses (SPECULATIVE), KV heads whose query heads all have the pattern A_SHAPE and
  * no other attend their sinks and windows, the longest of the group's; other KV heads attend all keys. Layers with a sliding
  * window attend their whole window. Trees of speculative tokens are UNSUPPORTED (parent_idx). On device tensors, where the
- * session's window has all keys (CAPACITY, window_tokens), so are VERTICAL_SLASH, BLOCK_SPARSE and guesses (q.device_type, flags). */
+ * session's window has all keys (CAPACITY, window_tokens), so are guesses and learned sinks (flags, q.device_type); a chunk may
+ * have fewer queries there (append_tokens), and the keys that a head has chosen are not told (tandem_session_selection()). */
 #ifndef TANDEM_PATTERNS_H_
 #define TANDEM_PATTERNS_H_
 

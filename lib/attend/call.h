@@ -72,6 +72,8 @@ struct Call {
   // Of a speculative call on a device, and where the caller names keys: each query as a sequence of its own. Where the
   // selector names them: the parts of the query blocks of an append (lib/attend/search_call.h), and these blocks.
   DeviceSequences queries, blocks;
+  // In device memory, where the device makes an append's key lists of head patterns (lib/attend/pattern_call.h).
+  const DeviceHeadPattern* head_patterns = nullptr;
   const int32_t* positions = nullptr;  // of a speculative call on a device, of all tokens
   // Where the caller names keys, on a device: their indices. They are the caller's, or, where has_host_idx says so, in host
   // memory until send_indices() has copied them.

@@ -78,6 +78,7 @@ int64_t describe_lists(const Call& chunk, DeviceKeys* to, int64_t n_sequences) {
 int64_t describe_lists_at(Call& chunk, std::byte* upload, const std::byte* there) {
   const auto n_sequences = std::ssize(chunk.calls());
   chunk.lists = lists_at(chunk, there, n_sequences);
+  if (makes_lists(chunk)) chunk.head_patterns = reinterpret_cast<const DeviceHeadPattern*>(there);
   const int64_t n = describe_lists(chunk, reinterpret_cast<DeviceKeys*>(upload), n_sequences);
   return n * static_cast<int64_t>(sizeof(DeviceKeys));
 }

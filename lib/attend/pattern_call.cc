@@ -4,6 +4,8 @@
 #include <algorithm>
 
 #include "lib/attend/device_launch.h"
+#include "lib/attend/search_call.h"
+#include "lib/attend/searched_keys.h"
 #include "lib/machine/device_status.h"
 #include "lib/tables/planes.h"
 
@@ -11,6 +13,9 @@ namespace tandem {
 namespace {
 
 const PatternsOfLayer& patterns_of(const Call& call) { return call.session.options.patterns[call.facts.idx]; }
+
+constexpr int64_t kEntriesOfHead = sizeof(DeviceHeadPattern) / sizeof(DeviceKeys);
+static_assert(sizeof(DeviceHeadPattern) % sizeof(DeviceKeys) == 0);
 
 bool is_append(const Call& chunk) { return !chunk.calls().empty() && chunk.calls()[0].is_append; }
 
@@ -85,6 +90,45 @@ void write_granules(const Call& chunk, int64_t n_units, KeyGranule* to) {
     }
 }
 
+constexpr uint32_t kKnownToDevices =
+    TANDEM_PATTERN_FULL | TANDEM_PATTERN_A_SHAPE | TANDEM_PATTERN_VERTICAL_SLASH | TANDEM_PATTERN_BLOCK_SPARSE;
+
+int64_t n_bands_of(const HeadPattern& head) {
+  return head.has(TANDEM_PATTERN_VERTICAL_SLASH) ? std::max<int64_t>(1, ceil_div(head.slash_len, kPatternBand)) : 0;
+}
+
+DeviceHeadPattern on_device(const HeadPattern& head) {
+  DeviceHeadPattern to;
+  to.kinds = head.kinds;
+  to.n_tokens = static_cast<int32_t>(head.vertical_len);
+  to.n_bands = static_cast<int32_t>(n_bands_of(head));
+  to.n_blocks = static_cast<int32_t>(head.n_blocks);
+  to.sink_len = head.sink_len;
+  to.window_len = head.window_len;
+  return to;
+}
+
+// The most granules of a key list: units before the window of a query block, in a sequence of n_tokens.
+int64_t most_units(const PatternsOfLayer& patterns, int64_t n_tokens) {
+  constexpr int64_t kOfBand = ceil_div(kPatternBlock + kPatternBand - 1, kPatternUnit) + 1;
+  int64_t most = 0;
+  for (const HeadPattern& head : patterns.heads)
+    most = std::max(most, pattern_units(head.sink_len) + head.vertical_len + n_bands_of(head) * kOfBand +
+                              head.n_blocks * (kPatternKeyBlock / kPatternUnit));
+  return std::min(most, pattern_units(n_tokens));
+}
+
+PatternChoices choices_of(int64_t most_keys, int64_t most_queries) { return {most_keys, most_queries, kPatternBlock}; }
+
+// Where the range of a block begins, whose first query is token p0 (lib/tables/pattern_lists.h).
+int64_t range_begin(const HeadPattern& head, int64_t p0) {
+  if (head.has(TANDEM_PATTERN_FULL)) return 0;
+  int64_t begin = p0;
+  if (head.has(TANDEM_PATTERN_A_SHAPE)) begin = std::clamp<int64_t>(p0 + 1 - head.window_len, 0, begin);
+  if (head.has(TANDEM_PATTERN_BLOCK_SPARSE)) begin = std::min(begin, p0 / kPatternKeyBlock * kPatternKeyBlock);
+  return begin;
+}
+
 DeviceLists lists_of(const Call& chunk, const std::byte* place, int64_t n_lists) {
   DeviceLists lists;
   lists.keys = reinterpret_cast<const DeviceKeys*>(place);
@@ -100,13 +144,16 @@ Status check_patterns(const SessionCore& core, const SessionLayer& layer) {
   if (!layer.policy.follows_patterns) return {};
   const char* why = nullptr;
   for (const HeadPattern& head : core.options.patterns[layer.idx].heads)
-    if ((head.kinds & ~(TANDEM_PATTERN_FULL | TANDEM_PATTERN_A_SHAPE)) != 0)
-      why = "a pattern other than FULL and A_SHAPE, which the CPU alone follows";
+    if ((head.kinds & ~kKnownToDevices) != 0) why = "a pattern that the CPU alone follows";
   if (layer.layer.sinks != nullptr) why = "learned sinks, with which the CPU alone follows head patterns";
   if (layer.layer.group_size > kMostListRows) why = "more than 64 query heads to a KV head";
   if (why == nullptr) return {};
   return fail(TANDEM_ERROR_UNSUPPORTED, "q.device_type", "q is in device memory, and layer %zu has policy \"%s\" and %s",
               layer.idx, layer.policy.name, why);
+}
+
+bool makes_lists(const Call& chunk) {
+  return follows_patterns(chunk) && is_append(chunk) && !patterns_of(chunk).are_known_ahead();
 }
 
 int64_t n_pattern_parts(const Call& chunk) {
@@ -123,6 +170,7 @@ void describe_parts(Call& chunk, const DeviceSequences& on_device, DeviceSequenc
   int64_t longest = 0;
   for_parts(chunk, [&](size_t i, int64_t, int64_t t, int64_t n) {
     const SequenceCall& of = chunk.calls()[i];
+    if (t == 0) sequences[i].first_list = static_cast<int32_t>(part - first);
     *part = sequences[i];
     part->q_len = static_cast<int32_t>(n);
     part->first_row += static_cast<int32_t>(t);
@@ -132,13 +180,14 @@ void describe_parts(Call& chunk, const DeviceSequences& on_device, DeviceSequenc
     longest = std::max(longest, n);
     ++part;
   });
-  chunk.queries = on_device;
+  chunk.blocks = chunk.queries = on_device;
   chunk.queries.sequences += n_before;
   chunk.queries.n_sequences = static_cast<int32_t>(part - first);
   chunk.queries.max_q_len = static_cast<int32_t>(longest);
 }
 
 DeviceLists pattern_lists_at(const Call& chunk, const std::byte* place, int64_t n_sequences) {
+  if (makes_lists(chunk)) return {};
   if (is_append(chunk)) {
     const int64_t of_part = int64_t{chunk.layer().n_kv_heads} * n_launches(patterns_of(chunk), chunk.layer());
     return lists_of(chunk, place, n_pattern_parts(chunk) * of_part);
@@ -151,6 +200,11 @@ int64_t describe_pattern_lists(const Call& chunk, DeviceKeys* to, int64_t n_sequ
   const PatternsOfLayer& patterns = patterns_of(chunk);
   const Layer& layer = chunk.layer();
   const int64_t n_units = patterns.most_sink_units();
+  if (makes_lists(chunk)) {
+    auto* const heads = reinterpret_cast<DeviceHeadPattern*>(to);
+    std::transform(patterns.heads.begin(), patterns.heads.end(), heads, on_device);
+    return std::ssize(patterns.heads) * kEntriesOfHead;
+  }
   DeviceKeys* list = to;
   if (is_append(chunk)) {
     for (int32_t g = 0; g < n_launches(patterns, layer); ++g)
@@ -172,6 +226,31 @@ int64_t describe_pattern_lists(const Call& chunk, DeviceKeys* to, int64_t n_sequ
   return list - to + std::ssize(chunk.calls()) * n_units;
 }
 
+namespace {
+
+// What the device takes to make the lists of a launch.
+void reserve_lists(const SizeTerms& terms, const CallShape& shape, int64_t n_blocks, int64_t n_parts, int64_t most_queries,
+                   Reservation* needs) {
+  const Layer& layer = *shape.layer;
+  const int64_t n_sequences = std::ssize(shape.sequences), most_keys = most_searched(terms.options);
+  DevicePatterns lists;
+  lists.layer = &layer;
+  lists.pages.page_len = kDevicePageLen;
+  lists.sequences.n_sequences = static_cast<int32_t>(n_sequences);
+  lists.sequences.max_q_len = static_cast<int32_t>(most_queries);
+  lists.sequences.max_keys = most_keys;
+  lists.kinds = terms.options.patterns[shape.layer_idx].kinds;
+  needs->search_bytes = std::max(needs->search_bytes, terms.device->table->pattern_bytes(terms.device->self, &lists));
+  const int64_t n_words = choices_of(most_keys, most_queries).n_words() * n_sequences * layer.n_q_heads;
+  needs->block_list_bytes = std::max(needs->block_list_bytes, n_words * static_cast<int64_t>(sizeof(uint32_t)));
+  needs->n_lists = std::max(needs->n_lists, n_parts * layer.n_kv_heads);
+  const int64_t of_list = most_units(terms.options.patterns[shape.layer_idx], most_keys);
+  needs->n_granules = std::max(needs->n_granules, (n_blocks + n_sequences) * layer.n_kv_heads * of_list);
+  needs->add_lists(layer.n_q_heads * kEntriesOfHead);
+}
+
+}  // namespace
+
 void reserve_patterns(const SizeTerms& terms, const CallShape& shape, int64_t most_tokens, Reservation* needs) {
   const PatternsOfLayer& patterns = terms.options.patterns[shape.layer_idx];
   const int64_t n_sequences = std::ssize(shape.sequences);
@@ -182,11 +261,41 @@ void reserve_patterns(const SizeTerms& terms, const CallShape& shape, int64_t mo
   const int64_t n_rows = std::min(shape.n_tokens(), most_tokens), n_blocks = n_rows / kPatternBlock + n_sequences;
   const int64_t n_parts = n_rows / least_part + n_blocks;
   needs->add_descriptors(n_parts, 0);
-  needs->add_lists(n_parts * layer.n_kv_heads * n_one_by_one + n_sequences * patterns.most_sink_units());
+  if (!patterns.are_known_ahead())
+    reserve_lists(terms, shape, n_blocks, n_parts, std::min({shape.max_q_len(), n_rows, kPatternChunk}), needs);
+  else
+    needs->add_lists(n_parts * layer.n_kv_heads * n_one_by_one + n_sequences * patterns.most_sink_units());
   // Only the call knows its queries: their parts may be as small as these, or whole blocks.
   for (const auto& [n, q_len] : {std::pair(n_parts, least_part), {n_blocks, kPatternBlock}})
     needs->workspace_bytes = std::max(needs->workspace_bytes, workspace_bytes(*terms.device, layer, n, q_len));
 }
+
+namespace {
+
+// Chooses for all query heads. The lists of a launch are made with *lists then.
+Status index_patterns(const Call& chunk, const DeviceAttend& window, DevicePatterns* lists) {
+  const DeviceSession& device = chunk.device();
+  const Layer& layer = chunk.layer();
+  lists->layer = window.layer;
+  lists->pages = window.pages;
+  lists->sequences = chunk.blocks;
+  for (const SequenceCall& of : chunk.calls()) lists->sequences.max_keys = std::max(lists->sequences.max_keys, of.length);
+  lists->q = window.q;
+  lists->heads = chunk.head_patterns;
+  lists->kinds = patterns_of(chunk).kinds;
+  lists->workspace = device.work().search_space();
+  lists->choices = reinterpret_cast<uint32_t*>(device.work().block_lists());
+  lists->head_step = layer.group_size;
+  lists->n_lists = layer.n_kv_heads;
+  lists->list_queries = static_cast<int32_t>(part_len(chunk));
+  lists->keys = device.work().list_keys();
+  lists->granules = device.work().granules();
+  lists->n_granules = static_cast<int32_t>(most_units(patterns_of(chunk), most_searched(chunk.session.options)));
+  lists->totals = device.pair_totals(chunk.facts.idx);
+  return call_device(device.device(), &DeviceTable::index_patterns, lists, chunk.args.stream);
+}
+
+}  // namespace
 
 Status attend_patterns(const Call& chunk, const DeviceAttend& window) {
   if (!is_append(chunk) || patterns_of(chunk).groups_are_alike) return attend_window(chunk, window);
@@ -197,6 +306,8 @@ Status attend_patterns(const Call& chunk, const DeviceAttend& window) {
     rows.head_stride *= group;
     return rows;
   };
+  DevicePatterns made;
+  if (makes_lists(chunk)) TANDEM_TRY(index_patterns(chunk, window, &made));
   for (int32_t g = 0; g < group; ++g) {
     DeviceAttend one = window;
     one.layer = &layer;
@@ -204,14 +315,38 @@ Status attend_patterns(const Call& chunk, const DeviceAttend& window) {
     one.o = of_head(window.o, g);
     if (window.lse != nullptr) one.lse = window.lse + g * window.lse_head_stride;
     one.lse_head_stride = window.lse_head_stride * group;
-    one.lists.keys += int64_t{g} * window.sequences.n_sequences * chunk.layer().n_kv_heads;
+    if (makes_lists(chunk)) {
+      made.first_head = g;
+      TANDEM_TRY(call_device(chunk.device().device(), &DeviceTable::list_patterns, &made, chunk.args.stream));
+      one.lists = {made.keys, made.granules, made.n_lists, made.n_lists, 1, 1};
+    } else {
+      one.lists.keys += int64_t{g} * window.sequences.n_sequences * chunk.layer().n_kv_heads;
+    }
     TANDEM_TRY(attend_window(chunk, one));
   }
-  return {};
+  return makes_lists(chunk) ? follow_searches(chunk.session, chunk.args.stream) : Status();
+}
+
+// The device counts what lists name before their ranges (DevicePatterns::totals).
+static void count_ranges(const Call& chunk, const SequenceCall& of) {
+  const int64_t key_bytes = plane_bytes(chunk.layer()).total();
+  AttendedPairs pairs;
+  for (int64_t t = of.first_query; t < of.length; t += kPatternBlock)
+    for (const HeadPattern& head : patterns_of(chunk).heads) {
+      const int64_t end = std::min(of.length, t + kPatternBlock), begin = range_begin(head, t);
+      pairs.add(t, end, 0, begin);
+      chunk.session.sums.resident_kv_bytes_read += (end - begin) * key_bytes;
+    }
+  chunk.facts.selector->count(pairs);
 }
 
 void commit_patterns(const Call& chunk, const SequenceCall& of) {
   const PatternsOfLayer& patterns = patterns_of(chunk);
+  if (makes_lists(chunk)) {
+    of.state->on_device = NamedOnDevice::kGone;
+    of.state->named_end = of.length;
+    return count_ranges(chunk, of);
+  }
   of.state->on_device = NamedOnDevice::kByPattern;
   of.state->named_end = of.length;
   of.state->named_block = -1;

@@ -41,12 +41,6 @@ int32_t bounds_on(const DeviceSession& device, size_t layer_idx, DeviceBounds* b
   return static_cast<int32_t>(kept.size());
 }
 
-// Tokens of a sequence that a search takes.
-int64_t most_searched(const PolicyOptions& options) {
-  constexpr int64_t kMost = (int64_t{1} << 30) - 1;  // that a device's module takes
-  return std::min(options.window_len, kMost);
-}
-
 // What all searches of the layer by this record have in common.
 DeviceSearch make_search(const SizeTerms& terms, size_t layer_idx, const PruningRecord& record) {
   const PruningOfLayer& pruning = terms.options.pruning.layers[layer_idx];
@@ -73,6 +67,11 @@ int64_t most_part_rows(const Call& chunk) {
 }
 
 }  // namespace
+
+int64_t most_searched(const PolicyOptions& options) {
+  constexpr int64_t kMost = (int64_t{1} << 30) - 1;  // that a device's module takes
+  return std::min(options.window_len, kMost);
+}
 
 Status check_searched(const SessionLayer& layer) {
   if (!layer.policy.prunes || layer.layer.group_size <= kMostListRows) return {};

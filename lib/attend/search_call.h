@@ -20,6 +20,7 @@ Status check_searched(const SessionLayer& layer);
 Status check_search(const Call& call);
 // CAPACITY (window_tokens): the window cannot have all of so many tokens.
 Status check_resident(const SessionCore& core, const SessionLayer& layer, int64_t length);
+int64_t most_searched(const PolicyOptions& options);  // tokens of a sequence whose keys a device names
 // Whether the device searches for the keys of a chunk. It does not where every query attends all keys anyway, unless no
 // other kernel takes so many queries. Planned steps always search, as sequences grow while a graph is replayed.
 bool searches(const Call& chunk);

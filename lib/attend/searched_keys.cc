@@ -80,6 +80,17 @@ int64_t count_searched_keys(const SessionCore& core, const SequenceState& state)
   return n;
 }
 
+ListedPairs read_listed_pairs(const SessionCore& core, size_t layer_idx) {
+  const DeviceSession* const session = core.device.get();
+  if (session == nullptr || session->pair_totals(layer_idx) == nullptr || core.searches == nullptr) return {};
+  uint64_t totals[2] = {};
+  void* const stream = core.searches->get();
+  const Status status = call_device(session->device(), &DeviceTable::copy, totals, session->pair_totals(layer_idx),
+                                    static_cast<int64_t>(sizeof totals), stream);
+  if (!status.ok() || !call_device(session->device(), &DeviceTable::wait, stream).ok()) return {};
+  return {static_cast<int64_t>(totals[0]), static_cast<int64_t>(totals[1])};
+}
+
 Status list_searched_keys(const SessionCore& core, const HeadOfSequence& head, const SequenceState& state, KeptKeys* kept) {
   const auto l = static_cast<size_t>(head.layer_idx);
   const int64_t end = state.layers[l].named_end;

@@ -19,4 +19,11 @@ int64_t count_searched_keys(const SessionCore& core, const SequenceState& state)
 // (sequence): they are not there any more.
 Status list_searched_keys(const SessionCore& core, const HeadOfSequence& head, const SequenceState& state, KeptKeys* kept);
 
+// What key lists of head patterns have named, of all appends so far whose lists the device has made: pairs of a query and a
+// key, and keys, before the lists' ranges. Waits for the device. 0 where the device does not tell any more.
+struct ListedPairs {
+  int64_t n = 0, n_keys = 0;
+};
+ListedPairs read_listed_pairs(const SessionCore& core, size_t layer_idx);
+
 }  // namespace tandem

@@ -100,8 +100,10 @@ Status Session::stats(tandem_session_stats* stats) {
   stats->judged_kv_bytes = core.selector_sums.judged_bytes.load();
   for (const SessionLayer& layer : core.layers) {
     const AttendedPairs pairs = layer.selector->pairs();
-    stats->pattern_pairs += pairs.n;
+    const ListedPairs listed = read_listed_pairs(core, layer.idx);
+    stats->pattern_pairs += pairs.n + listed.n;
     stats->pattern_dense_pairs += pairs.n_dense;
+    stats->resident_kv_bytes_read += listed.n_keys * plane_bytes(layer.layer).total();
   }
   if (core.device == nullptr) return {};
   const TaskSums sums = core.hand_over().sums();
@@ -121,6 +123,14 @@ Status Session::stats(tandem_session_stats* stats) {
   stats->host_kv_bytes_read += sums.selected_kv_bytes;
   stats->resident_kv_bytes_read += sums.resident_kv_bytes;
   return {};
+}
+
+AttendedPairs Session::pattern_pairs(size_t layer_idx) {
+  std::unique_lock lock(core_->cache->mutex());
+  core_->cache->settle(states_);
+  AttendedPairs pairs = core_->layers[layer_idx].selector->pairs();
+  pairs.n += read_listed_pairs(*core_, layer_idx).n;
+  return pairs;
 }
 
 Status Session::selection(const HeadOfSequence& head, KeptKeys* kept) {

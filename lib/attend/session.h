@@ -27,7 +27,7 @@ class Session {
   Status step_begin(const int64_t* sequences, const int64_t* q_lens, int32_t n_sequences, void* stream);
   Status step_end(void* stream) { return steps_.end(stream); }
   Status stats(tandem_session_stats* stats);
-  AttendedPairs pattern_pairs(size_t layer_idx) const { return core_->layers[layer_idx].selector->pairs(); }
+  AttendedPairs pattern_pairs(size_t layer_idx);
   // Of a call that is not made (lib/attend/route_plan.h). Fills all but struct_size.
   Status plan(const CallsAhead& calls, tandem_route_plan* plan);
   Status selection(const HeadOfSequence& head, KeptKeys* kept);

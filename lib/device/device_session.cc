@@ -95,6 +95,12 @@ struct Constants {
 
 int64_t constants_bytes(const std::vector<Layer>& layers) { return 4 * Constants(layers).n_numbers; }
 
+int64_t pair_totals_bytes(const Patterns& patterns) {
+  const auto is_known_ahead = [](const PatternsOfLayer& of) { return of.are_known_ahead(); };
+  if (std::all_of(patterns.begin(), patterns.end(), is_known_ahead)) return 0;
+  return std::ssize(patterns) * 2 * static_cast<int64_t>(sizeof(uint64_t));
+}
+
 int64_t n_tasks_of(size_t n_layers) { return power_of_two(std::max(kLeastTasks, 2 * static_cast<int64_t>(n_layers))); }
 
 int64_t n_steps_of(size_t n_layers) { return n_tasks_of(n_layers) / static_cast<int64_t>(n_layers) + 1; }
@@ -184,6 +190,7 @@ Status DeviceSession::create(Cache& cache, const LayerPolicies& policies, const 
   std::unique_ptr<DeviceSession> made(
       new DeviceSession(*engine.device(), cache.layers(), policies, options, cache.device_tier()));
   TANDEM_TRY(made->upload_constants());
+  TANDEM_TRY(made->clear_pair_totals(options.patterns));
   TANDEM_TRY(HandOver::create(made->device_, engine.cpu(), n_tasks_of(cache.layers().size()),
                               {&engine.device_calls(), &engine.profile()}, &made->hand_over_));
   *session = std::move(made);
@@ -194,6 +201,15 @@ DeviceSession::~DeviceSession() {
   hand_over_.reset();
   side_.reset();
   if (shared_ != nullptr) device_.table->release_shared(device_.self, shared_);
+}
+
+Status DeviceSession::clear_pair_totals(const Patterns& patterns) {
+  const int64_t bytes = pair_totals_bytes(patterns);
+  if (bytes == 0) return {};
+  TANDEM_TRY(Buffer::create(device_tier_, bytes, Use::kSession, &pair_totals_));
+  void* const stream = nullptr;
+  TANDEM_TRY(call_device(device_, &DeviceTable::fill, pair_totals_.data(), 0, bytes, stream));
+  return call_device(device_, &DeviceTable::wait, stream);
 }
 
 Status DeviceSession::upload_constants() {

@@ -27,6 +27,7 @@ namespace tandem {
 class Cache;
 
 int64_t constants_bytes(const std::vector<Layer>& layers);  // learned sinks, and angles of RoPE
+int64_t pair_totals_bytes(const Patterns& patterns);        // 0 where the host makes all key lists of head patterns
 
 struct SessionWork {
   int64_t slot_bytes = 0, upload_bytes = 0, step_bytes = 0, shared_bytes = 0;
@@ -151,6 +152,10 @@ class DeviceSession {
   std::vector<float>& maw_page() { return maw_page_; }
   // Bytes from the page called 0: what page tables of this session hold. Of a place that has no page nobody reads it.
   int64_t page_offset(int64_t page) const { return page == 0 ? 0 : page - base_; }
+  // What key lists that the device has made have named, of a layer (DevicePatterns::totals); null where it makes none.
+  uint64_t* pair_totals(size_t layer_idx) const {
+    return pair_totals_.data() == nullptr ? nullptr : pair_totals_.as<uint64_t>() + 2 * layer_idx;
+  }
   const float* sinks(size_t layer_idx) const { return constant(sinks_at_[layer_idx]); }  // in device memory, or null
   const float* rope(size_t layer_idx) const { return constant(rope_at_[layer_idx]); }
 
@@ -158,6 +163,7 @@ class DeviceSession {
   DeviceSession(const Device& device, const std::vector<Layer>& layers, const LayerPolicies& policies,
                 const PolicyOptions& options, Tier& device_tier);
   Status upload_constants();
+  Status clear_pair_totals(const Patterns& patterns);
   Status make_room_for_work(Status lack, int64_t bytes, void* stream, Buffer* work);
   const float* constant(int64_t at) const { return at < 0 ? nullptr : constants_.as<float>() + at; }
 
@@ -170,7 +176,7 @@ class DeviceSession {
   SessionWork layout_;
   std::byte* shared_ = nullptr;         // as the host sees it
   std::byte* shared_device_ = nullptr;  // as the device does
-  Buffer work_, constants_;
+  Buffer work_, constants_, pair_totals_;
   std::unique_ptr<SideStream> side_;
   std::vector<int64_t> sinks_at_, rope_at_;  // [n_layers] floats in constants_; -1: none
   std::vector<int64_t> most_queries_;        // [n_layers] 0: not asked yet

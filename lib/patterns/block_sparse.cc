@@ -8,7 +8,7 @@
 namespace tandem {
 namespace {
 
-constexpr int64_t kKeyBlock = 64;
+constexpr int64_t kKeyBlock = kPatternKeyBlock;
 static_assert(kPatternChunk / kPatternBlock <= kMostProbes && kProbePiece % kKeyBlock == 0);
 
 class BlockSparse final : public PatternIndex {

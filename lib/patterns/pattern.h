@@ -23,12 +23,14 @@
 
 #include "lib/policy/head_patterns.h"
 #include "lib/store/row_cursor.h"
+#include "lib/tables/pattern_lists.h"
 
 namespace tandem {
 
-inline constexpr int64_t kMostProbes = 64;     // rows of a probe
-inline constexpr int64_t kProbePiece = 2048;   // keys of a piece, but for the last one
-inline constexpr int64_t kProbedQueries = 64;  // the last of a chunk, of whose weights columns and diagonals are made
+inline constexpr int64_t kMostProbes = 64;    // rows of a probe
+inline constexpr int64_t kProbePiece = 2048;  // keys of a piece, but for the last one
+inline constexpr int64_t kProbedQueries =
+    kPatternProbes;  // the last of a chunk, of whose weights columns and diagonals are made
 
 // A chunk of queries of one query head.
 struct HeadChunk {

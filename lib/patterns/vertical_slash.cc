@@ -12,7 +12,7 @@
 namespace tandem {
 namespace {
 
-constexpr int64_t kBand = 16;  // diagonals
+constexpr int64_t kBand = kPatternBand;  // diagonals
 
 class VerticalSlash final : public PatternIndex {
  public:

@@ -138,7 +138,7 @@ Status plan_device(const SizeTerms& terms, std::span<const int64_t> kv_lens, tan
   const int64_t kept_bytes = std::ssize(kv_lens) * terms.window->kept_bytes;
   plan->device_window_bytes = calls.n_window_pages * terms.window->page_bytes + kept_bytes;
   plan->device_window_max_bytes = calls.needs.window_pages * terms.window->page_bytes + kept_bytes;
-  plan->device_work_bytes = work.work_bytes + constants_bytes(terms.layers);
+  plan->device_work_bytes = work.work_bytes + constants_bytes(terms.layers) + pair_totals_bytes(terms.options.patterns);
   plan->shared_bytes = work.shared_bytes + WindowStaging::bytes_of(*terms.window);
   for (size_t r = 0; r < kMostRoutes; ++r) {
     if (!calls.uses[r]) continue;

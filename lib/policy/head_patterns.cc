@@ -64,6 +64,10 @@ int64_t PatternsOfLayer::most_sink_units() const {
   return most;
 }
 
+bool PatternsOfLayer::are_known_ahead() const {
+  return std::all_of(heads.begin(), heads.end(), [](const HeadPattern& head) { return head.is_known_ahead(); });
+}
+
 bool PatternsOfLayer::narrows_decode() const {
   return std::any_of(decode.begin(), decode.end(), [](const DecodeKeys& head) { return !head.are_all; });
 }
@@ -99,9 +103,9 @@ Status resolve_patterns(const tandem_session_options& options, uint32_t known_ki
     const int32_t group = layers[l].group_size;
     const auto is_like_first = [&](const HeadPattern& head) {
       const auto h = &head - made[l].heads.data();
-      const bool is_known_ahead = (head.kinds & ~(TANDEM_PATTERN_FULL | TANDEM_PATTERN_A_SHAPE)) == 0;
-      return is_known_ahead && head == made[l].heads[static_cast<size_t>(h / group * group)];
+      return head.is_known_ahead() && head == made[l].heads[static_cast<size_t>(h / group * group)];
     };
+    for (const HeadPattern& head : made[l].heads) made[l].kinds |= head.kinds;
     made[l].groups_are_alike = std::all_of(made[l].heads.begin(), made[l].heads.end(), is_like_first);
     for (int32_t h = 0; h < layers[l].n_kv_heads; ++h)
       made[l].decode.push_back(keys_of_group(made[l].heads.data() + int64_t{h} * group, group));

@@ -26,6 +26,8 @@ struct HeadPattern {
   int64_t n_blocks = 0;
 
   bool has(uint32_t kind) const { return (kinds & kind) != 0; }
+  // Whether positions alone say what it attends: FULL or A_SHAPE.
+  bool is_known_ahead() const { return (kinds & ~(TANDEM_PATTERN_FULL | TANDEM_PATTERN_A_SHAPE)) == 0; }
   bool operator==(const HeadPattern&) const = default;
 };
 
@@ -38,6 +40,7 @@ struct DecodeKeys {
 struct PatternsOfLayer {
   std::vector<HeadPattern> heads;  // [n_q_heads]
   std::vector<DecodeKeys> decode;  // [n_kv_heads]
+  uint32_t kinds = 0;              // of any head
   bool groups_are_alike = false;   // the query heads of each KV head attend the same keys: FULL, or the same A_SHAPE
 
   // The first query head of a list head, of which there are as many as KV heads where groups are alike, else as query heads.
@@ -45,6 +48,7 @@ struct PatternsOfLayer {
     return heads[static_cast<size_t>(groups_are_alike ? list_head * std::ssize(heads) / std::ssize(decode) : list_head)];
   }
   int64_t most_sink_units() const;
+  bool are_known_ahead() const;
   bool narrows_decode() const;  // some KV head attends less than all keys in decode calls
 };
 

@@ -156,7 +156,9 @@ Status size_prefill(const Layer& layer, const PrefillTerms& terms, int64_t n_que
   PrefillSize made;
   const int64_t wanted = terms.append_tokens > 0 ? std::min(terms.append_tokens, kLongestChunk) : kMostAppend;
   const int64_t unit = std::min(kTicket, wanted), most = most_tokens(layer, wanted, unit);
-  made.n_tokens = ceil_div(ceil_div(n_queries, ceil_div(n_queries, most)), unit) * unit;
+  const int64_t of_chunk =
+      terms.has_full_chunks ? std::min(most, n_queries) : ceil_div(n_queries, ceil_div(n_queries, most));
+  made.n_tokens = ceil_div(of_chunk, unit) * unit;
   const bool is_planned = terms.append_tokens > 0 && n_queries >= most;
   const int64_t n_chunk = is_planned ? most : made.n_tokens, n_at_once = std::min(n_chunk, n_queries);
   const int64_t of_last = keys.end - n_chunk;
@@ -240,6 +242,7 @@ Status size_long(const SizeTerms& terms, const CallShape& shape, bool streams, P
     of_layer.append_tokens =
         policy.prunes ? searched_tokens(terms, shape, of_layer.append_tokens) : pattern_tokens(of_layer.append_tokens);
     if (of_layer.append_tokens == 0) return {};
+    of_layer.has_full_chunks = policy.follows_patterns;  // which say how many queries choose their keys together
   }
   if (names) {
     of_layer.n_units = shape.n_idx;

@@ -14,6 +14,11 @@ int64_t n_tokens_of(std::span<const int32_t> units, int64_t newest_begin) {
   return std::ssize(units) * kPatternUnit - std::max<int64_t>(0, (units.back() + 1) * kPatternUnit - newest_begin);
 }
 
+Layer without_cap(Layer layer) {
+  layer.soft_cap = 0.0f;
+  return layer;
+}
+
 }  // namespace
 
 const Policy kPolicyPatterns = {
@@ -26,7 +31,7 @@ const Policy kPolicyPatterns = {
 };
 
 HeadPatterns::HeadPatterns(const SelectorSetup& setup)
-    : setup_(setup), layer_(setup.cache->layers()[setup.layer_idx]), by_q_head_(tandem::by_q_head(layer_)) {}
+    : setup_(setup), layer_(setup.cache->layers()[setup.layer_idx]), probed_(without_cap(by_q_head(layer_))) {}
 
 std::unique_ptr<SelectState> HeadPatterns::make_state() { return std::make_unique<PatternState>(*this); }
 
@@ -80,7 +85,7 @@ void PatternState::name_by_kv_head(const SequenceCall& call) {
 // Queries [first, first + kPatternChunk) of the call, or those that are left. Keys are named for all heads at once, but
 // logits are found head by head: those of one head with all keys are much memory.
 Status PatternState::name_chunk(const SequenceCall& call, int64_t first, const Watch& watch, ProbeRunner* prober) {
-  const Layer& layer = of_.by_q_head();
+  const Layer& layer = of_.probed();
   const Backend& cpu = of_.cpu();
   const int64_t end = std::min(call.q_len, first + kPatternChunk);
   HeadChunk chunk;

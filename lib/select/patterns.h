@@ -23,7 +23,7 @@ class HeadPatterns final : public Selector {
   Cache& cache() const { return *setup_.cache; }
   const Backend& cpu() const;
   const Layer& layer() const { return layer_; }
-  const Layer& by_q_head() const { return by_q_head_; }
+  const Layer& probed() const { return probed_; }
   int32_t layer_idx() const { return static_cast<int32_t>(setup_.layer_idx); }
   const PatternsOfLayer& patterns() const { return setup_.options->patterns[setup_.layer_idx]; }
   AttendedPairs pairs() const override { return pairs_; }
@@ -32,7 +32,7 @@ class HeadPatterns final : public Selector {
  private:
   const SelectorSetup setup_;
   const Layer& layer_;
-  const Layer by_q_head_;
+  const Layer probed_;  // as probes see it: query head by query head, without soft caps
   AttendedPairs pairs_;
 };
 

@@ -1,54 +1,14 @@
 // SPDX-License-Identifier: MIT
 // Policy "patterns" through the C ABI: storage types and scattered pages, rows and chunks, calls that are stopped, forks and
 // truncation. Which keys a pattern names is compared with a reference in py_patterns_test.py.
-#include "pruned_world.h"
+#include "patterned_world.h"
 
 using namespace tandem_test;
 
 namespace {
 
-tandem_head_pattern a_shape(int64_t sinks, int64_t window) {
-  tandem_head_pattern pattern = TANDEM_HEAD_PATTERN_INIT;
-  pattern.kinds = TANDEM_PATTERN_A_SHAPE;
-  pattern.sink_tokens = sinks;
-  pattern.window_tokens = window;
-  return pattern;
-}
-
-tandem_head_pattern vertical_slash(int64_t columns, int64_t diagonals) {
-  tandem_head_pattern pattern = TANDEM_HEAD_PATTERN_INIT;
-  pattern.kinds = TANDEM_PATTERN_VERTICAL_SLASH;
-  pattern.vertical_tokens = columns;
-  pattern.slash_tokens = diagonals;
-  return pattern;
-}
-
-tandem_head_pattern block_sparse(int64_t n_blocks) {
-  tandem_head_pattern pattern = TANDEM_HEAD_PATTERN_INIT;
-  pattern.kinds = TANDEM_PATTERN_BLOCK_SPARSE;
-  pattern.n_blocks = n_blocks;
-  return pattern;
-}
-
-// Options of a session whose layers' heads have these patterns in turn.
-struct Patterned {
-  std::vector<tandem_head_pattern> heads;
-  tandem_patterns patterns = TANDEM_PATTERNS_INIT;
-  tandem_session_options options = TANDEM_SESSION_OPTIONS_INIT;
-
-  Patterned(const std::vector<tandem_layer_options>& layers, const std::vector<tandem_head_pattern>& in_turn) {
-    for (const tandem_layer_options& layer : layers)
-      for (int32_t h = 0; h < layer.n_q_heads; ++h) heads.push_back(in_turn[heads.size() % in_turn.size()]);
-    patterns.heads = heads.data();
-    patterns.n_heads = std::ssize(heads);
-    options.policy = "patterns";
-    options.patterns = &patterns;
-  }
-  Patterned(const Patterned&) = delete;
-};
-
 std::vector<tandem_head_pattern> some_patterns() {
-  return {a_shape(20, 150), vertical_slash(30, 100), block_sparse(3), tandem_head_pattern(TANDEM_HEAD_PATTERN_INIT)};
+  return {a_shape(20, 150), vertical_slash(30, 100), block_sparse(3), kFull};
 }
 
 constexpr int32_t kTypes[] = {TANDEM_F32, TANDEM_F16, TANDEM_BF16, TANDEM_E4M3, TANDEM_Q8_0, TANDEM_Q4_0};
@@ -56,8 +16,8 @@ constexpr int32_t kTypes[] = {TANDEM_F32, TANDEM_F16, TANDEM_BF16, TANDEM_E4M3, 
 // Each way of naming all keys gives what policy "all" does, whatever the keys are stored in and wherever their pages lie.
 void a_full_mask_is_dense(void**) {
   const Machine machine;
-  const Patterned patterned(
-      machine.layers, {a_shape(0, 1 << 20), vertical_slash(1 << 20, 0), vertical_slash(0, 1 << 20), block_sparse(1 << 20)});
+  const Patterned patterned(n_heads_of(machine.layers), {a_shape(0, 1 << 20), vertical_slash(1 << 20, 0),
+                                                         vertical_slash(0, 1 << 20), block_sparse(1 << 20)});
   for (const int32_t type : kTypes) {
     const Keeper kept(machine, patterned.options, short_pages(type)), dense(machine, dense_options(), short_pages(type));
     for (const Keeper* each : {&kept, &dense}) each->scatter();
@@ -73,7 +33,7 @@ void a_full_mask_is_dense(void**) {
 // What a block attends does not depend on how its rows are stored, and calls repeat bit for bit.
 void types_attend_the_same_keys(void**) {
   const Machine machine;
-  const Patterned patterned(machine.layers, {a_shape(20, 150)});
+  const Patterned patterned(n_heads_of(machine.layers), {a_shape(20, 150)});
   const auto keys_of = [&](int32_t type) {
     const Keeper kept(machine, patterned.options, short_pages(type));
     kept.scatter();
@@ -86,7 +46,7 @@ void types_attend_the_same_keys(void**) {
   assert_int_equal(keys[24], 700 + 256 + 1 - 150);  // the window begins by the first query of the last block
   assert_int_equal(keys.back(), 999);
   for (const int32_t type : kTypes) assert_true(keys_of(type) == keys);
-  const Patterned mixed(machine.layers, some_patterns());
+  const Patterned mixed(n_heads_of(machine.layers), some_patterns());
   const Keeper kept(machine, mixed.options, short_pages()), twin(machine, mixed.options, short_pages());
   assert_same_bits(kept.turn({900}, 10), twin.turn({900}, 10), "twins");
 }
@@ -94,7 +54,7 @@ void types_attend_the_same_keys(void**) {
 // Forks see the same keys, and a sequence that was cut goes on as one that was never longer.
 void forks_and_truncation(void**) {
   const Machine machine;
-  const Patterned patterned(machine.layers, some_patterns());
+  const Patterned patterned(n_heads_of(machine.layers), some_patterns());
   Keeper kept(machine, patterned.options, short_pages()), twin(machine, patterned.options, short_pages());
   (void)kept.turn({600}, 10);
   (void)twin.turn({600}, 10);
@@ -113,7 +73,7 @@ int32_t stop_at(int64_t, int64_t, void* user) { return (*static_cast<int64_t*>(u
 // A call that its progress callback stops leaves nothing behind.
 void stopped_calls_leave_nothing(void**) {
   const Machine machine({plain_layer()}, 3);
-  const Patterned patterned(machine.layers, some_patterns());
+  const Patterned patterned(n_heads_of(machine.layers), some_patterns());
   const Keeper kept(machine, patterned.options, short_pages()), twin(machine, patterned.options, short_pages());
   (void)kept.turn({500}, 10);
   (void)twin.turn({500}, 10);
@@ -149,7 +109,7 @@ void layers_with_other_policies(void**) {
   std::vector<tandem_layer_options> layers(3, plain_layer());
   layers[1].sliding_window_tokens = 90;
   const Machine machine(layers);
-  Patterned patterned(machine.layers, {a_shape(4, 60)});
+  Patterned patterned(n_heads_of(machine.layers), {a_shape(4, 60)});
   const char* policies[] = {"patterns", "patterns", "all"};
   patterned.options.layer_policies = policies;
   patterned.options.n_layer_policies = 3;
@@ -169,7 +129,7 @@ void layers_with_other_policies(void**) {
 
 void plans_no_memory_of_its_own(void**) {
   const Machine machine;
-  const Patterned patterned(machine.layers, some_patterns());
+  const Patterned patterned(n_heads_of(machine.layers), some_patterns());
   tandem_memory_plan plan = TANDEM_MEMORY_PLAN_INIT;
   const tandem_cache_options cache = short_pages();
   const int64_t kv_len = 5000;

@@ -8,7 +8,7 @@
 //   stand_in_stream.h      streams, graphs, the loss of the device
 //   stand_in_memory.h      whose memory is where
 //   stand_in_call.h        what calls have in common; stand_in_attend.cc, stand_in_exchange.cc, stand_in_observe.cc,
-//   stand_in_rebuild.cc, stand_in_search.cc: the calls; stand_in_sums.h: what they spend their time with
+//   stand_in_patterns.cc, stand_in_rebuild.cc, stand_in_search.cc: the calls; stand_in_sums.h: what they spend their time with
 #pragma once
 
 #include <atomic>
@@ -29,7 +29,7 @@ struct Counts {
   std::atomic<int64_t> n_copied{0}, copied_bytes{0};
   std::atomic<int64_t> n_waits{0};  // calls of wait()
   std::atomic<int64_t> n_appended{0}, n_attended{0}, n_merged{0}, n_observed{0}, n_named{0};
-  std::atomic<int64_t> n_bounded{0}, n_searched{0};
+  std::atomic<int64_t> n_bounded{0}, n_searched{0}, n_indexed{0}, n_listed{0};
   std::atomic<int64_t> largest_list_rows{0};  // query rows of a sequence in a call with granules
   std::atomic<int64_t> largest_search{0};     // query blocks of a call of search()
   std::atomic<int64_t> window_bytes{0};       // written to pages by append()
@@ -72,6 +72,8 @@ enum Call : int32_t {
   kNameKeys,
   kBoundChunks,
   kSearch,
+  kIndexPatterns,
+  kListPatterns,
 };
 inline constexpr int64_t kLostUnderlying = 700, kCaptureUnderlying = 900, kInjectedUnderlying = 999;
 

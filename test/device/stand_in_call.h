@@ -33,6 +33,10 @@ void check(const tandem::DeviceNamedKeys& call);
 void check(const tandem::DeviceBoundChunks& call);
 void check(const tandem::DeviceSearch& call);
 int64_t search_bytes(const tandem::DeviceSearch& call);  // of work space
+void check(const tandem::DevicePatterns& call);
+int64_t pattern_bytes(const tandem::DevicePatterns& call);  // of work space
+void index_patterns(const tandem::DevicePatterns& call);
+void list_patterns(const tandem::DevicePatterns& call);
 void check(const tandem::DeviceRebuild& call);
 bool perform(const tandem::DeviceAppend& call);
 bool perform(const tandem::DeviceAttend& call);

@@ -305,6 +305,28 @@ int32_t search(void*, const DeviceSearch* call, void* stream, DeviceError* error
   return submit(kSearch, call, &counts.n_searched, stream, error);
 }
 
+int64_t bytes_of_patterns(void*, const DevicePatterns* call) { return stand_in::pattern_bytes(*call); }
+
+int32_t index_head_patterns(void*, const DevicePatterns* call, void* stream, DeviceError* error) {
+  return guarded(kIndexPatterns, error, [&] {
+    stand_in::check(*call);
+    find_stream(stream)->submit([copy = *call] {
+      index_patterns(copy);
+      ++counts.n_indexed;
+    });
+  });
+}
+
+int32_t list_head_patterns(void*, const DevicePatterns* call, void* stream, DeviceError* error) {
+  return guarded(kListPatterns, error, [&] {
+    stand_in::check(*call);
+    find_stream(stream)->submit([copy = *call] {
+      list_patterns(copy);
+      ++counts.n_listed;
+    });
+  });
+}
+
 int32_t accumulate(void*, const DeviceAccumulate* call, void* stream, DeviceError* error) {
   return submit(kAccumulate, call, &counts.n_accumulated, stream, error);
 }
@@ -462,6 +484,9 @@ constexpr DeviceTable kTable = {
     bound_chunks,
     bytes_of_search,
     search,
+    bytes_of_patterns,
+    index_head_patterns,
+    list_head_patterns,
 };
 
 void obey_memlock() { obeys_memlock = true; }
