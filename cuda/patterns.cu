@@ -122,7 +122,6 @@ int32_t check_index(const DevicePatterns& call, DeviceError* error) {
   return fail(error, TANDEM_ERROR_INTERNAL, 0, "", "head patterns without work space or queries");
 }
 
-// Where sequences have fewer queries, attend() has fewer sequences than are counted here.
 int32_t check_lists(const DevicePatterns& call, DeviceError* error) {
   if (const int32_t code = check_patterns(call, error); code != TANDEM_OK) return code;
   if (call.keys == nullptr || call.granules == nullptr || call.totals == nullptr || call.list_queries < 1 ||
@@ -134,9 +133,8 @@ int32_t check_lists(const DevicePatterns& call, DeviceError* error) {
       last_head >= call.layer->n_q_heads)
     return fail(error, TANDEM_ERROR_INTERNAL, 0, "n_lists", "%d lists of heads from %d on, each %d behind the one before",
                 call.n_lists, call.first_head, call.head_step);
-  const int64_t n_parts = ceil_divide(call.sequences.max_q_len, kQueryBlock) * ceil_divide(kQueryBlock, call.list_queries);
-  const int64_t n_lists = n_parts * call.sequences.n_sequences * call.n_lists;
-  if (n_lists <= INT32_MAX && n_lists * call.n_granules <= INT32_MAX) return TANDEM_OK;
+  const int64_t n_lists = ceil_divide(call.sequences.max_q_len, kQueryBlock) * call.n_lists;  // of a sequence
+  if (n_lists * call.n_granules <= INT32_MAX) return TANDEM_OK;
   return fail(error, TANDEM_ERROR_UNSUPPORTED, 0, "n_granules", "%lld lists of %d granules: these are too many",
               static_cast<long long>(n_lists), call.n_granules);
 }

@@ -86,9 +86,10 @@ struct UnitLister {
   const DeviceSequence& sequence;
   const BlockPattern& pattern;
   KeyGranule* granules;
+  int n_granules;  // that there is room for
 
   __device__ void put(int at, int unit) const {
-    if (at >= call.patterns.n_granules) return;
+    if (at >= n_granules) return;
     const int token = unit * kGranuleKeys, page_len = call.keys.page_len;
     auto page_idx = static_cast<int>(static_cast<unsigned>(token) / static_cast<unsigned>(page_len));
     if (page_idx >= sequence.table_len) page_idx %= sequence.table_len;
@@ -127,16 +128,30 @@ struct UnitLister {
   }
 };
 
+// Where a list goes.
+struct ListPlace {
+  int64_t first_keys;  // of attend()'s sequences: the first that has queries of the block
+  int64_t first_granule;
+  int n_granules;  // that there is room for: none where the first has no number that a list can name
+
+  __device__ ListPlace(const DevicePatterns& patterns, const DeviceSequence& sequence) {
+    const int parts = (kQueryBlock + patterns.list_queries - 1) / patterns.list_queries;
+    const int64_t block = sequence.first_list / parts + static_cast<int>(blockIdx.z + blockIdx.x);
+    first_keys = int64_t{sequence.first_list} + int64_t{blockIdx.x} * parts;
+    first_granule = (block * patterns.n_lists + blockIdx.y) * patterns.n_granules;
+    n_granules = first_granule <= INT32_MAX - patterns.n_granules ? patterns.n_granules : 0;
+  }
+};
+
 // One entry for each of attend()'s sequences that has queries of the block. One thread calls this.
-__device__ inline void finish_list(const PatternCall& call, const BlockPattern& pattern, int64_t first_list, int n) {
+__device__ inline void finish_list(const PatternCall& call, const BlockPattern& pattern, const ListPlace& place, int n) {
   const DevicePatterns& patterns = call.patterns;
   const int n_units = (pattern.range_begin + kGranuleKeys - 1) / kGranuleKeys, n_queries = pattern.end - pattern.begin;
   int64_t n_tokens = int64_t{n} * kGranuleKeys;
   if (n_units > 0 && pattern.names(n_units - 1)) n_tokens -= n_units * kGranuleKeys - pattern.range_begin;
-  const auto first = static_cast<int32_t>((first_list * patterns.n_lists + blockIdx.y) * patterns.n_granules);
-  const DeviceKeys keys = {first, n > patterns.n_granules ? -1 : n, pattern.range_begin, 0};
+  const DeviceKeys keys = {static_cast<int32_t>(place.first_granule), n > place.n_granules ? -1 : n, pattern.range_begin, 0};
   for (int p = 0; p * patterns.list_queries < n_queries; ++p)
-    patterns.keys[(first_list + p) * patterns.n_lists + blockIdx.y] = keys;
+    patterns.keys[(place.first_keys + p) * patterns.n_lists + blockIdx.y] = keys;
   auto* const totals = reinterpret_cast<Word*>(patterns.totals);
   atomicAdd(totals, static_cast<Word>(n_queries * n_tokens));
   atomicAdd(totals + 1, static_cast<Word>(n_tokens));
@@ -152,15 +167,13 @@ static __global__ void __launch_bounds__(kListThreads) pattern_lists_kernel(cons
   BlockPattern pattern;
   pattern.find(call, static_cast<int>(blockIdx.z), patterns.first_head + static_cast<int>(blockIdx.y) * patterns.head_step,
                block);
-  const int parts = (kQueryBlock + patterns.list_queries - 1) / patterns.list_queries;
-  const int64_t first_list = int64_t{sequence.first_list} + int64_t{block} * parts;
-  const UnitLister lister = {call, sequence, pattern,
-                             patterns.granules + (first_list * patterns.n_lists + blockIdx.y) * patterns.n_granules};
+  const ListPlace place(patterns, sequence);
+  const UnitLister lister = {call, sequence, pattern, patterns.granules + place.first_granule, place.n_granules};
   const int n_units = (pattern.range_begin + kGranuleKeys - 1) / kGranuleKeys;
   int n = 0;
   for (int first = 0; first < n_units; first += kSegmentUnits)
     n += lister.write(first, min(n_units - first, kSegmentUnits), n, words);
-  if (threadIdx.x == 0) finish_list(call, pattern, first_list, n);
+  if (threadIdx.x == 0) finish_list(call, pattern, place, n);
 }
 
 }  // namespace tandem::cuda
