@@ -8,6 +8,7 @@
 #include "cuda/driver.h"
 #include "cuda/exchange.h"
 #include "cuda/kernels/shared_sizes.cuh"
+#include "cuda/patterns.h"
 #include "cuda/rebuild.h"
 #include "cuda/row_batch.h"
 #include "cuda/search.h"
@@ -110,6 +111,7 @@ int32_t open(int32_t device_idx, void** self, DeviceError* error) {
   if (const int32_t code = find_limits(device_idx, info, &limits, error); code != TANDEM_OK) return code;
   if (const int32_t code = load_exchange_kernels(error); code != TANDEM_OK) return code;
   if (const int32_t code = load_search_kernels(limits.has_90a(), error); code != TANDEM_OK) return code;
+  if (const int32_t code = load_pattern_kernels(error); code != TANDEM_OK) return code;
   auto* device =
       new (std::nothrow) Device{device_idx, info.n_multiprocessors, limits.code, limits.has_90a(), AttendLauncher(limits)};
   if (device == nullptr) return fail(error, TANDEM_ERROR_OUT_OF_MEMORY, 0, "", "no memory for a device");
@@ -378,6 +380,20 @@ int32_t search(void* self, const DeviceSearch* call, void* stream, DeviceError* 
   return launch_search(*call, on_stream(self, stream), error);
 }
 
+int64_t pattern_bytes(void*, const DevicePatterns* call) { return pattern_workspace_bytes(*call); }
+
+int32_t index_patterns(void* self, const DevicePatterns* call, void* stream, DeviceError* error) {
+  const OnDevice on(device_of(self).idx);
+  TANDEM_CUDA_TRY(on.result(), error);
+  return launch_index_patterns(*call, on_stream(self, stream), error);
+}
+
+int32_t list_patterns(void* self, const DevicePatterns* call, void* stream, DeviceError* error) {
+  const OnDevice on(device_of(self).idx);
+  TANDEM_CUDA_TRY(on.result(), error);
+  return launch_list_patterns(*call, on_stream(self, stream), error);
+}
+
 constexpr DeviceTable kTable = {
     kDeviceAbi,
     sizeof(DeviceTable),
@@ -420,6 +436,9 @@ constexpr DeviceTable kTable = {
     bound_chunks,
     search_bytes,
     search,
+    pattern_bytes,
+    index_patterns,
+    list_patterns,
 };
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include "cuda/kernel_setup.h"
 #include "cuda/kernels/search.cuh"
 #include "cuda/layer_check.h"
+#include "cuda/room_plan.h"
 #include "cuda/search.h"
 
 namespace tandem::cuda {
@@ -28,7 +29,6 @@ constexpr int32_t kMostChunkShift = 8;
 constexpr int32_t kMostShared = 64 << 10;  // of query rows
 constexpr int32_t kMostWideShared = 178 << 10;
 constexpr int32_t kLeastWideQueries = 16;
-constexpr int64_t kAlignment = 256;
 constexpr int32_t kTileBytes = 32 * sizeof(uint4);  // of a chunk of eight query rows, as one summand
 
 // Whether q is bf16; whether rows of bounds are read in one step.
@@ -125,23 +125,6 @@ int64_t most_sums(const DeviceSearch& call, int32_t idx, int32_t n_multiprocesso
   const int64_t n = std::max(kRounds * n_at_once_of(call, idx, n_multiprocessors), n_pairs);
   return std::min(n, n_pairs * most_pieces(call, idx)) * call.sequences.max_q_len * call.layer->group_size;
 }
-
-// Lays out the work space: what begins where, and how much it is.
-class RoomPlan {
- public:
-  explicit RoomPlan(void* data) : data_(static_cast<std::byte*>(data)) {}
-  template <class T>
-  T* take(int64_t n) {
-    T* const at = reinterpret_cast<T*>(data_ + bytes_);
-    bytes_ += (n * static_cast<int64_t>(sizeof(T)) + kAlignment - 1) / kAlignment * kAlignment;
-    return at;
-  }
-  int64_t bytes() const { return bytes_; }
-
- private:
-  std::byte* data_;
-  int64_t bytes_ = 0;
-};
 
 // Counters come first, and there are always as many: they are 0 between calls of any shape.
 int64_t plan_room(const DeviceSearch& call, int32_t n_multiprocessors, SearchCall* to) {
@@ -241,21 +224,6 @@ int32_t check_search(const DeviceSearch& call, DeviceError* error) {
 }
 
 // ---- launches -----------------------------------------------------------------------------------------------------------
-
-WindowKeys keys_of(const DevicePages& pages, const Layer& layer) {
-  const PlaneBytes bytes = plane_bytes(layer);
-  WindowKeys keys = {};
-  keys.codes = pages.planes[kPlaneK];
-  keys.scales = pages.planes[kPlaneKScales];
-  keys.codes_head_stride = pages.head_stride[kPlaneK];
-  keys.scales_head_stride = pages.head_stride[kPlaneKScales];
-  keys.row_bytes = static_cast<int32_t>(bytes.of[kPlaneK]);
-  keys.scale_bytes = static_cast<int32_t>(bytes.of[kPlaneKScales]);
-  keys.page_len = pages.page_len;
-  keys.type = layer.k_type;
-  keys.dim = layer.k_head_dim;
-  return keys;
-}
 
 // A kernel, and what it has in shared memory of eight query rows.
 struct StageKernel {

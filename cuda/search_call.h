@@ -2,21 +2,13 @@
 // What the kernels of search() and bound_chunks() get. The layers in the calls are the host's: kernels do not look at them.
 #pragma once
 
+#include "cuda/window_keys.h"
 #include "lib/tables/device.h"
 
 namespace tandem::cuda {
 
 struct float_pair {  // a row's largest logit and, relative to it, its sum of exponentials
   float most, sum;
-};
-
-// How rows of K lie in the window.
-struct WindowKeys {
-  const std::byte *codes, *scales;                // of KV head 0 and slot 0, in the page that tables call 0
-  int64_t codes_head_stride, scales_head_stride;  // bytes
-  int32_t row_bytes, scale_bytes;
-  int32_t page_len;
-  int32_t type, dim;
 };
 
 struct SearchCall {

@@ -1,55 +1,17 @@
 // SPDX-License-Identifier: MIT
 // The end of a stage, which the last block of a list does: it keeps the best candidates, and writes the key list of the last
 // stage.
-//
-// Scores become unsigned numbers that order as they do. Counts of their digits, from the highest on, say which number is the
-// last that is kept, and how many of those that are equal to it. Candidates are then taken in their order, so that of equal
-// ones the lower are kept, and the kept ones ascend.
 #pragma once
 
 #include "cuda/kernels/list_granules.cuh"
+#include "cuda/kernels/radix_select.cuh"
 #include "cuda/kernels/search_job.cuh"
 
 namespace tandem::cuda {
 
 static_assert(kSearchWarps == kNameWarps);  // of place_in_block()
 inline constexpr int kSearchThreads = 32 * kSearchWarps;
-inline constexpr int kDigitBits = 11, kBins = 1 << kDigitBits, kBinsOfThread = kBins / kSearchThreads;
-
-struct KeepRoom {
-  int bins[kBins];
-  int of_warps[2][kSearchWarps];
-  int digit, n_wanted;
-};
-
-// Orders as the float does, NaN above all others; -0 is +0.
-__device__ inline uint32_t ordered(float score) {
-  if (is_nan(score)) return UINT32_MAX;
-  const uint32_t bits = bits_of(score + 0.0f);
-  return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
-}
-
-// The sum of x over the threads before this one, and over all in *total.
-__device__ inline int sum_before(int x, int (&of_warps)[kSearchWarps], int* total) {
-  const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
-  int sum = x;
-#pragma unroll
-  for (int step = 1; step < 32; step *= 2) {
-    const int other = __shfl_up_sync(~0u, sum, step);
-    if (lane >= step) sum += other;
-  }
-  __syncthreads();
-  if (lane == 31) of_warps[warp] = sum;
-  __syncthreads();
-  int before = sum - x;
-  *total = 0;
-#pragma unroll
-  for (int w = 0; w < kSearchWarps; ++w) {
-    if (w < warp) before += of_warps[w];
-    *total += of_warps[w];
-  }
-  return before;
-}
+using KeepRoom = SelectRoom<kSearchWarps>;
 
 // ---- scores ------------------------------------------------------------------------------------------------------------
 
@@ -94,102 +56,21 @@ __device__ inline uint32_t ordered_score(const SearchCall& call, const SearchJob
   return most;
 }
 
-// ---- the last that is kept -----------------------------------------------------------------------------------------------
+// Where find_last() and take_kept() have the numbers of a list's candidates from: the work space keeps them.
+struct CandidateNumbers {
+  const SearchCall& call;
+  const SearchJob& job;
+  uint32_t* kept;
 
-// Whole warps call this. Each thread whose `counts` is set counts one digit.
-__device__ inline void count_digit(bool counts, int digit, KeepRoom& room) {
-  const unsigned active = __ballot_sync(~0u, counts);
-  if (!counts) return;
-  const unsigned peers = __match_any_sync(active, digit);
-  if (static_cast<int>(threadIdx.x % 32) == __ffs(static_cast<int>(peers)) - 1) atomicAdd(&room.bins[digit], __popc(peers));
-}
-
-// The digit of the n_wanted-th largest number, and how many are wanted of those that have it.
-__device__ inline void find_digit(KeepRoom& room, int n_wanted) {
-  const int highest = kBins - 1 - static_cast<int>(threadIdx.x) * kBinsOfThread;
-  int own = 0, total = 0;
-#pragma unroll
-  for (int b = 0; b < kBinsOfThread; ++b) own += room.bins[highest - b];
-  int before = sum_before(own, room.of_warps[0], &total);
-  if (before < n_wanted && n_wanted <= before + own) {
-    int digit = highest;
-    for (; before + room.bins[digit] < n_wanted; --digit) before += room.bins[digit];
-    room.digit = digit;
-    room.n_wanted = n_wanted - before;
-  }
-  __syncthreads();
-}
-
-struct LastKept {
-  uint32_t ordered = 0;
-  int n_equal = 0;  // that are kept
+  __device__ CandidateNumbers(const SearchCall& of_call, const SearchJob& of_job)
+      : call(of_call),
+        job(of_job),
+        kept(call.ordered + (int64_t{blockIdx.z} * call.n_lists + job.list) * call.most_candidates) {}
+  __device__ uint32_t first(int i) const { return kept[i] = ordered_score(call, job, i); }
+  __device__ uint32_t again(int i) const { return kept[i]; }
 };
 
-// The first digits are counted as the numbers are made.
-__device__ inline LastKept find_last(const SearchCall& call, const SearchJob& job, int n_kept, KeepRoom& room) {
-  constexpr int kShifts[] = {32 - kDigitBits, 32 - 2 * kDigitBits, 0};
-  uint32_t* const numbers = call.ordered + (int64_t{blockIdx.z} * call.n_lists + job.list) * call.most_candidates;
-  const int n = job.from.n, thread = static_cast<int>(threadIdx.x);
-  LastKept last = {0, n_kept};
-  uint32_t mask = 0;
-#pragma unroll 1
-  for (int pass = 0; pass < 3; ++pass) {
-    const int shift = kShifts[pass];
-    const uint32_t of_digit = pass < 2 ? kBins - 1 : (1u << (32 - 2 * kDigitBits)) - 1;
-    for (int b = thread; b < kBins; b += kSearchThreads) room.bins[b] = 0;
-    __syncthreads();
-#pragma unroll 4
-    for (int first = 0; first < n; first += kSearchThreads) {
-      const int i = first + thread;
-      uint32_t number = 0;
-      if (i < n && pass == 0) numbers[i] = number = ordered_score(call, job, i);
-      if (i < n && pass > 0) number = numbers[i];
-      count_digit(i < n && (number & mask) == last.ordered, static_cast<int>(number >> shift & of_digit), room);
-    }
-    __syncthreads();
-    find_digit(room, last.n_equal);
-    last = {last.ordered | static_cast<uint32_t>(room.digit) << shift, room.n_wanted};
-    mask |= of_digit << shift;
-    __syncthreads();
-  }
-  return last;
-}
-
 // ---- what is kept --------------------------------------------------------------------------------------------------------
-
-// Each warp has a part of the candidates, of which it counts what is kept before it writes any.
-__device__ inline void take_kept(const SearchCall& call, const SearchJob& job, LastKept last, KeepRoom& room, int32_t* to) {
-  const uint32_t* const numbers = call.ordered + (int64_t{blockIdx.z} * call.n_lists + job.list) * call.most_candidates;
-  const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32), n = job.from.n;
-  const int of_warp = (n + kSearchThreads - 1) / kSearchThreads * 32;
-  const int begin = min(n, warp * of_warp), end = min(n, begin + of_warp);
-  int n_above = 0, n_equal = 0;
-#pragma unroll 4
-  for (int first = begin; first < end; first += 32) {
-    const uint32_t number = first + lane < end ? numbers[first + lane] : 0;
-    n_above += __popc(__ballot_sync(~0u, first + lane < end && number > last.ordered));
-    n_equal += __popc(__ballot_sync(~0u, first + lane < end && number == last.ordered));
-  }
-  if (lane == 0) room.of_warps[0][warp] = n_above, room.of_warps[1][warp] = n_equal;
-  __syncthreads();
-  int at = 0, equal_before = 0;
-  for (int w = 0; w < warp; ++w) at += room.of_warps[0][w], equal_before += room.of_warps[1][w];
-  at += min(equal_before, last.n_equal);
-  const unsigned lanes_before = (1u << lane) - 1;
-#pragma unroll 4
-  for (int first = begin; first < end; first += 32) {
-    const uint32_t number = first + lane < end ? numbers[first + lane] : 0;
-    const bool is_equal = first + lane < end && number == last.ordered;
-    const unsigned equal = __ballot_sync(~0u, is_equal);
-    const bool is_above = first + lane < end && number > last.ordered;
-    const bool is_kept = is_above || (is_equal && equal_before + __popc(equal & lanes_before) < last.n_equal);
-    const unsigned kept = __ballot_sync(~0u, is_kept);
-    if (is_kept) to[at + __popc(kept & lanes_before)] = job.from.chunk(first + lane);
-    at += __popc(kept);
-    equal_before += __popc(equal);
-  }
-  __syncthreads();
-}
 
 // With each of the best chunks the next one, if it begins among the candidates; each once. How many these are.
 __device__ inline int add_next(const int32_t* best, int n_best, int64_t end_chunk, KeepRoom& room, int32_t* to) {
@@ -231,8 +112,12 @@ __device__ inline void keep_best(const SearchCall& call, const SearchJob& job, K
   int32_t* const best =
       plus_next ? call.best + (int64_t{blockIdx.z} * call.n_lists + job.list) * call.most_best : chunks_of(job.own);
   if (has_row_scores(call, job)) finish_sums(call, job);
-  const LastKept last = find_last(call, job, n_kept, room);
-  take_kept(call, job, last, room, best);
+  const CandidateNumbers numbers(call, job);
+  const LastKept last = find_last(numbers, job.from.n, n_kept, room);
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  take_kept(numbers, job.from.n, last, room, [&](int first, unsigned kept, int at) {
+    if ((kept >> lane & 1) != 0) best[at + __popc(kept & ((1u << lane) - 1))] = job.from.chunk(first + lane);
+  });
   const int64_t end_chunk = (job.end + (int64_t{1} << stage.chunk_shift) - 1) >> stage.chunk_shift;
   finish_list(job, plus_next ? add_next(best, n_kept, end_chunk, room, chunks_of(job.own)) : n_kept);
 }

@@ -1,0 +1,379 @@
+// SPDX-License-Identifier: MIT
+// The weights that a head's last queries, its probes, give all keys: sums of them for each token and for each band of
+// distances (lib/tables/pattern_lists.h, VERTICAL_SLASH).
+//
+//   probe_sums_kernel      each probe's largest logit and sum of exponentials, over the keys of a piece
+//   join_sums_kernel       each probe's log-sum-exp
+//   probe_weights_kernel   weights, and their sums
+//
+// Both probe kernels walk over the keys, and multiply them anew: K is in the cache for most heads of a group, and logits in
+// memory would be as many bytes as K. A warp has a run of 16 tiles of 16 keys, and multiplies a tile with all 64 probes,
+// which lie in shared memory (search_keys.cuh). Nothing is added by atomic operations: results are the same in every run.
+//
+// A tile begins at a multiple of 16 tokens, and the keys of a tile and the probes are at most six bands apart. The next tile
+// is nearer by one band. So a lane keeps its part of these bands in registers, and a band is finished with each tile:
+//
+//   distances     |  band 4  |  band 3  |  band 2  |  band 1  |  band 0  |  band -1 |     from the tile's first key
+//   tile t         finished                                               begins
+//   tile t + 1                 finished                                               begins
+//
+// A lane has keys r and r + 8 of a tile (r = lane / 4), and columns 2 j, 2 j + 1 of each eight probes (j = lane % 4). With
+// x = the distance of column c and key r for probe c and c' = c + 8 p, key r + 8 i: the distance is x + 8 (p - i). So
+// weights with equal p - i, from -1 to 7, stay together whatever the lane, and two neighbours of these half bands are a
+// band: which two depends on x alone.
+#pragma once
+
+#include <cfloat>
+
+#include "cuda/kernels/pattern_job.cuh"
+#include "cuda/kernels/query_rows.cuh"
+#include "cuda/kernels/search_keys.cuh"
+
+namespace tandem::cuda {
+
+inline constexpr int kProbeChunks = 4, kProbeGroups = kPatternProbes / kColumns;
+static_assert(kProbeTile == 8 * kKeys && kPatternBand == kProbeTile && kSearchWarps * 32 >= kPatternProbes);
+
+// What a block has to do: a query head's probes, and a piece of its keys.
+struct ProbeJob {
+  const DeviceSequence* sequence;
+  int head, kv_head;
+  int end;                    // tokens
+  int n_probes, first_probe;  // the token of the first
+  int first_key, run;         // of the warp's run, and its number
+  int own, column;            // the lane's key of a tile, the lane's column of eight probes
+
+  // False: there is nothing to do.
+  __device__ bool find(const PatternCall& call) {
+    const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
+    sequence = &sequence_of(call);
+    head = static_cast<int>(blockIdx.x), kv_head = head / call.group_size;
+    end = static_cast<int>(sequence->end);
+    n_probes = min(kPatternProbes, sequence->q_len);
+    first_probe = end - n_probes;
+    run = static_cast<int>(blockIdx.y) * kSearchWarps + warp;
+    first_key = run * kRunKeys;
+    own = lane / 4, column = lane % 4 * 2;
+    return n_probes > 0 && static_cast<int>(blockIdx.y) * kPieceKeys < end &&
+           has_kind(call, head, TANDEM_PATTERN_VERTICAL_SLASH);
+  }
+  __device__ int n_tiles() const { return min(max(end - first_key + kProbeTile - 1, 0) / kProbeTile, kRunTiles); }
+  // Whether all probes are there and see all keys of a tile.
+  __device__ bool all_see(int first) const { return n_probes == kPatternProbes && first + kProbeTile - 1 <= first_probe; }
+  __device__ bool sees(int first, int probe, int i) const {
+    return probe < n_probes && first + own + 8 * i <= first_probe + probe;
+  }
+  __device__ QueryRows probes(const DeviceRows& q) const {
+    const int64_t row = int64_t{sequence->first_row} + sequence->q_len - n_probes;
+    return {&q, row * q.token_stride + head * q.head_stride, 1, n_probes};
+  }
+};
+
+// 16 rows of K as multiply_parts() takes them.
+template <int32_t kType>
+struct SplitRows {
+  using Stored = StoredEight<kType>;
+  uint32_t parts[kProbeChunks][kKeys][Stored::kParts][4];
+  float factors[kProbeChunks][kKeys];
+
+  __device__ void load(const RowPlaces& places, int step, int n) {
+    SixteenRows<kType, kProbeChunks> rows;
+    rows.load(places, step, n);
+#pragma unroll
+    for (int c = 0; c < kProbeChunks; ++c)
+#pragma unroll
+      for (int i = 0; i < kKeys; ++i) {
+        rows.stored[c][i].split_up(parts[c][i]);
+        factors[c][i] = rows.stored[c][i].factor();
+      }
+  }
+  template <class Query>
+  __device__ void multiply(int chunk, const Query& q, float (&sums)[2 * kKeys]) const {
+    if constexpr (Stored::kHasScale) {
+      float products[2 * kKeys] = {};
+      multiply_parts<Stored>(parts[chunk], q, products);
+#pragma unroll
+      for (int i = 0; i < 2 * kKeys; ++i) sums[i] = fmaf(factors[chunk][i / 2], products[i], sums[i]);
+    } else {
+      multiply_parts<Stored>(parts[chunk], q, sums);
+    }
+  }
+};
+
+// Of a tile: [eight probes][key of the lane * 2 + column].
+using TileLogits = float[kProbeGroups][2 * kKeys];
+
+// Calls take(t, logits) for each tile of the warp's run. Logits are not scaled yet. Rows behind the sequence's end are not
+// read: the last row takes their place.
+template <int32_t kType, int kQueryParts, class Take>
+__device__ inline void walk_run(const PatternCall& call, const ProbeJob& job, Take& take) {
+  constexpr int kPageTiles = kPatternKeyBlock / kProbeTile;  // that are in one page for certain
+  const int lane = static_cast<int>(threadIdx.x % 32), dim = call.keys.dim, n_tiles = job.n_tiles();
+  const int n_steps = SixteenRows<kType, kProbeChunks>::n_steps(dim);
+  if (n_tiles == 0) return;
+  int slot;
+  const int asked = job.first_key + lane % (kRunTiles / kPageTiles) * kPatternKeyBlock;
+  const int64_t page = find_page(call.patterns.sequences, *job.sequence, call.keys.page_len, min(asked, job.end - 1), &slot);
+#pragma unroll 1
+  for (int t = 0; t < n_tiles; ++t) {
+    const int last = job.end - 1 - (job.first_key + t * kProbeTile);
+    const int64_t tile_page = __shfl_sync(~0u, page, t / kPageTiles);
+    const int tile_slot = __shfl_sync(~0u, slot, t / kPageTiles) + t % kPageTiles * kProbeTile;
+    RowPlaces places;
+#pragma unroll
+    for (int i = 0; i < kKeys; ++i)
+      find_key(call.keys, tile_page, tile_slot + min(job.own + 8 * i, last), job.kv_head, places, i);
+    TileLogits logits = {};
+#pragma unroll 1
+    for (int step = 0; step < n_steps; ++step) {
+      SplitRows<kType> rows;
+      rows.load(places, step, dim);
+#pragma unroll
+      for (int p = 0; p < kProbeGroups; ++p)
+#pragma unroll
+        for (int c = 0; c < kProbeChunks; ++c) {
+          SharedQuery<kQueryParts> q;
+          q.load((p * n_steps + step) * kProbeChunks + c);
+          rows.multiply(c, q, logits[p]);
+        }
+    }
+    take(t, logits);
+  }
+}
+
+template <int32_t kType, int kQueryParts>
+__device__ inline void bring_probes(const PatternCall& call, const ProbeJob& job) {
+  const int n_chunks = SixteenRows<kType, kProbeChunks>::n_steps(call.keys.dim) * kProbeChunks;
+  bring_queries<kQueryParts, false>(job.probes(call.patterns.q), call.keys.dim, 0, kProbeGroups, n_chunks);
+}
+
+// ---- sums of exponentials ------------------------------------------------------------------------------------------------
+
+__device__ inline void add_pair(float_pair& to, float_pair other) {
+  const float most = fmaxf(to.most, other.most);
+  to.sum = to.sum * exp2_fast(to.most - most) + other.sum * exp2_fast(other.most - most);
+  to.most = most;
+}
+
+// Of the lane's probes.
+struct ProbeSums {
+  const ProbeJob& job;
+  float scale;
+  float_pair of[kProbeGroups][2];
+
+  __device__ ProbeSums(const ProbeJob& of_job, float of_scale) : job(of_job), scale(of_scale) {
+#pragma unroll
+    for (int p = 0; p < kProbeGroups; ++p) of[p][0] = of[p][1] = {-FLT_MAX, 0.0f};
+  }
+  template <bool kAllSee>
+  __device__ void add(int first, const TileLogits& logits) {
+#pragma unroll
+    for (int p = 0; p < kProbeGroups; ++p)
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        float x[kKeys];
+#pragma unroll
+        for (int i = 0; i < kKeys; ++i) {
+          x[i] = logits[p][2 * i + h] * scale;
+          if (!kAllSee && !job.sees(first, 8 * p + job.column + h, i)) x[i] = -INFINITY;
+        }
+        float_pair& to = of[p][h];
+        const float most = fmaxf(to.most, fmaxf(x[0], x[1]));
+        to.sum = fmaf(to.sum, exp2_fast(to.most - most), exp2_fast(x[0] - most) + exp2_fast(x[1] - most));
+        to.most = most;
+      }
+  }
+  __device__ void operator()(int t, const TileLogits& logits) {
+    const int first = job.first_key + t * kProbeTile;
+    if (job.all_see(first))
+      add<true>(first, logits);
+    else
+      add<false>(first, logits);
+  }
+  // Adds up the sums of all lanes and warps, where the query rows have been, and leaves the block's in the work space.
+  __device__ void leave(const PatternCall& call) {
+    auto* const of_warps = reinterpret_cast<float_pair*>(query_tiles);  // [warps][probes]
+    __syncthreads();
+#pragma unroll
+    for (int p = 0; p < kProbeGroups; ++p)
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        float_pair sum = of[p][h];
+        for (int mask = 4; mask < 32; mask *= 2)
+          add_pair(sum, {__shfl_xor_sync(~0u, sum.most, mask), __shfl_xor_sync(~0u, sum.sum, mask)});
+        if (job.own == 0) of_warps[threadIdx.x / 32 * kPatternProbes + 8 * p + job.column + h] = sum;
+      }
+    __syncthreads();
+    const int probe = static_cast<int>(threadIdx.x);
+    if (probe >= job.n_probes) return;
+    float_pair sum = of_warps[probe];
+    for (int w = 1; w < kSearchWarps; ++w) add_pair(sum, of_warps[w * kPatternProbes + probe]);
+    call.sums[(int64_t{job.head} * call.n_pieces + blockIdx.y) * kPatternProbes + probe] = sum;
+  }
+};
+
+// Registers that a multiprocessor has for its blocks: where a key's number has several parts, those of a tile take many.
+template <int32_t kType>
+constexpr int kProbeBlocks = StoredEight<kType>::kParts > 1 ? 1 : 2;
+
+template <int32_t kType, int kQueryParts>
+__global__ void __launch_bounds__(32 * kSearchWarps, kProbeBlocks<kType>)
+    probe_sums_kernel(const __grid_constant__ PatternCall call) {
+  begin_behind();
+  ProbeJob job;
+  if (!job.find(call)) return;
+  bring_probes<kType, kQueryParts>(call, job);
+  ProbeSums sums(job, call.sm_scale * kLog2E);
+  walk_run<kType, kQueryParts>(call, job, sums);
+  sums.leave(call);
+}
+
+// A block has a query head, and a thread a probe.
+__device__ inline void join_sums(const PatternCall& call) {
+  const int head = static_cast<int>(blockIdx.x), probe = static_cast<int>(threadIdx.x);
+  const DeviceSequence& sequence = sequence_of(call);
+  if (probe >= sequence.q_len || !has_kind(call, head, TANDEM_PATTERN_VERTICAL_SLASH)) return;
+  const int n_pieces = static_cast<int>((sequence.end + kPieceKeys - 1) / kPieceKeys);
+  const float_pair* const from = call.sums + int64_t{head} * call.n_pieces * kPatternProbes + probe;
+  float_pair sum = {-FLT_MAX, 0.0f};
+#pragma unroll 8
+  for (int p = 0; p < n_pieces; ++p) {
+    const float2 of = __ldcg(reinterpret_cast<const float2*>(from + int64_t{p} * kPatternProbes));
+    add_pair(sum, {of.x, of.y});
+  }
+  call.lse[head * kPatternProbes + probe] = sum.most + log2f(sum.sum);
+}
+
+static __global__ void __launch_bounds__(kPatternProbes) join_sums_kernel(const __grid_constant__ PatternCall call) {
+  begin_behind();
+  join_sums(call);
+}
+
+// ---- weights -------------------------------------------------------------------------------------------------------------
+
+// The lane's part of the sums of weights of half bands: those of weights with p - i = k (above) in [k + 1]. Bands are
+// finished from the farthest on, one with each tile.
+struct BandSums {
+  static constexpr int kHalves = kProbeGroups + kKeys - 1;
+  float halves[2][kHalves];  // of the lane's columns
+  float carried[2];          // the half band that left `halves` with the tile before and has no band yet
+  float waiting[2];          // a band that was finished a tile too early
+  bool is_odd[2], is_far[2];
+
+  __device__ explicit BandSums(const ProbeJob& job) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int x = job.first_probe % kPatternBand + job.column + h - job.own;  // a distance, less whole bands
+      is_odd[h] = (x >> 3 & 1) != 0;
+      is_far[h] = x >= 8;
+      carried[h] = waiting[h] = 0.0f;
+#pragma unroll
+      for (int k = 0; k < kHalves; ++k) halves[h][k] = 0.0f;
+    }
+  }
+  // A tile's half bands are two on from those of the tile before. Probes [8 p, 8 p + 8) are added from the last on: what is
+  // two on has not been written over then. weights: of keys r and r + 8.
+  __device__ void add(int p, int h, float weight, float next_weight) {
+    float(&of)[kHalves] = halves[h];
+    if (p == kProbeGroups - 1) of[p + 1] = of[p - 1];
+    of[p + 1] += weight;
+    of[p] = (p >= 2 ? of[p - 2] : 0.0f) + next_weight;
+  }
+  // As a tile without weights.
+  __device__ void pass() {
+#pragma unroll
+    for (int p = kProbeGroups - 1; p >= 0; --p)
+#pragma unroll
+      for (int h = 0; h < 2; ++h) add(p, h, 0.0f, 0.0f);
+  }
+  // The farthest band's sum over all lanes. Call it once after each tile.
+  __device__ float finish_band() {
+    float sum = 0.0f;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const float band = halves[h][kHalves - 1] + (is_odd[h] ? carried[h] : halves[h][kHalves - 2]);
+      sum += is_far[h] ? band : waiting[h];
+      carried[h] = halves[h][kHalves - 2];
+      waiting[h] = band;
+    }
+    for (int mask = 1; mask < 32; mask *= 2) sum += __shfl_xor_sync(~0u, sum, mask);
+    return sum;
+  }
+};
+
+struct ProbeWeights {
+  const ProbeJob& job;
+  const float* minus_lse;  // [kPatternProbes], in shared memory
+  float scale;
+  float *columns, *run_bands;
+  BandSums bands;
+
+  template <bool kAllSee>
+  __device__ void add(int first, const TileLogits& logits, float (&sums)[kKeys]) {
+#pragma unroll
+    for (int p = kProbeGroups - 1; p >= 0; --p) {
+      const float2 minus = *reinterpret_cast<const float2*>(minus_lse + 8 * p + job.column);
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        float weights[kKeys];
+#pragma unroll
+        for (int i = 0; i < kKeys; ++i) {
+          weights[i] = exp2_fast(fmaf(logits[p][2 * i + h], scale, h == 0 ? minus.x : minus.y));
+          if (!kAllSee && !job.sees(first, 8 * p + job.column + h, i)) weights[i] = 0.0f;
+          sums[i] += weights[i];
+        }
+        bands.add(p, h, weights[0], weights[1]);
+      }
+    }
+  }
+  __device__ void operator()(int t, const TileLogits& logits) {
+    const int first = job.first_key + t * kProbeTile, lane = static_cast<int>(threadIdx.x % 32);
+    float sums[kKeys] = {};
+    if (job.all_see(first))
+      add<true>(first, logits, sums);
+    else
+      add<false>(first, logits, sums);
+#pragma unroll
+    for (int i = 0; i < kKeys; ++i)
+#pragma unroll
+      for (int mask = 1; mask < 4; mask *= 2) sums[i] += __shfl_xor_sync(~0u, sums[i], mask);
+    const int i = lane % 4, token = first + job.own + 8 * i;
+    if (i < kKeys && token < job.end) columns[token] = i == 0 ? sums[0] : sums[1];
+    const float band = bands.finish_band();
+    if (lane == 0) run_bands[t] = band;
+  }
+  // The bands that the run's last keys have begun.
+  __device__ void finish() {
+    const int n_tiles = job.n_tiles();
+#pragma unroll 1
+    for (int t = n_tiles; t < n_tiles + kRunBands - kRunTiles; ++t) {
+      bands.pass();
+      const float band = bands.finish_band();
+      if (threadIdx.x % 32 == 0) run_bands[t] = band;
+    }
+  }
+};
+
+template <int32_t kType, int kQueryParts>
+__global__ void __launch_bounds__(32 * kSearchWarps, kProbeBlocks<kType>)
+    probe_weights_kernel(const __grid_constant__ PatternCall call) {
+  begin_behind();
+  ProbeJob job;
+  if (!job.find(call)) return;
+  __shared__ alignas(8) float minus_lse[kPatternProbes];
+  const int probe = static_cast<int>(threadIdx.x);
+  if (probe < kPatternProbes)
+    minus_lse[probe] = probe < job.n_probes ? -__ldcg(call.lse + job.head * kPatternProbes + probe) : 0.0f;
+  bring_probes<kType, kQueryParts>(call, job);
+  if (job.n_tiles() == 0) return;
+  ProbeWeights weights = {job,
+                          minus_lse,
+                          call.sm_scale * kLog2E,
+                          call.columns + job.head * call.patterns.sequences.max_keys,
+                          call.bands + (int64_t{job.head} * call.n_runs + job.run) * kRunBands,
+                          BandSums(job)};
+  walk_run<kType, kQueryParts>(call, job, weights);
+  weights.finish();
+}
+
+}  // namespace tandem::cuda

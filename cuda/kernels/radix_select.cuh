@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: MIT
+// A block finds the largest of many scores.
+//
+// Scores become unsigned numbers that order as they do. Counts of their digits, from the highest on, say which number is the
+// last that is kept, and how many of those that are equal to it. Candidates are then taken in their order, so that of equal
+// ones the lower are kept, and the kept ones ascend.
+//
+// A struct says where the numbers come from: first(i) makes the i-th number, and again(i) gives it once more to the same
+// block.
+#pragma once
+
+#include "cuda/kernels/exchange_wait.cuh"
+#include "cuda/kernels/round.cuh"
+
+namespace tandem::cuda {
+
+inline constexpr int kDigitBits = 11, kBins = 1 << kDigitBits;
+
+template <int kWarps>
+struct SelectRoom {
+  int bins[kBins];
+  int of_warps[2][kWarps];
+  int digit, n_wanted;
+};
+
+// Orders as the float does, NaN above all others; -0 is +0.
+__device__ inline uint32_t ordered(float score) {
+  if (is_nan(score)) return UINT32_MAX;
+  const uint32_t bits = bits_of(score + 0.0f);
+  return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
+}
+
+// The sum of x over the threads before this one, and over all in *total.
+template <int kWarps>
+__device__ inline int sum_before(int x, int (&of_warps)[kWarps], int* total) {
+  const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
+  int sum = x;
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) {
+    const int other = __shfl_up_sync(~0u, sum, step);
+    if (lane >= step) sum += other;
+  }
+  __syncthreads();
+  if (lane == 31) of_warps[warp] = sum;
+  __syncthreads();
+  int before = sum - x;
+  *total = 0;
+#pragma unroll
+  for (int w = 0; w < kWarps; ++w) {
+    if (w < warp) before += of_warps[w];
+    *total += of_warps[w];
+  }
+  return before;
+}
+
+// ---- the last that is kept -----------------------------------------------------------------------------------------------
+
+// Whole warps call this. Each thread whose `counts` is set counts one digit.
+template <int kWarps>
+__device__ inline void count_digit(bool counts, int digit, SelectRoom<kWarps>& room) {
+  const unsigned active = __ballot_sync(~0u, counts);
+  if (!counts) return;
+  const unsigned peers = __match_any_sync(active, digit);
+  if (static_cast<int>(threadIdx.x % 32) == __ffs(static_cast<int>(peers)) - 1) atomicAdd(&room.bins[digit], __popc(peers));
+}
+
+// The digit of the n_wanted-th largest number, and how many are wanted of those that have it.
+template <int kWarps>
+__device__ inline void find_digit(SelectRoom<kWarps>& room, int n_wanted) {
+  constexpr int kBinsOfThread = kBins / (32 * kWarps);
+  const int highest = kBins - 1 - static_cast<int>(threadIdx.x) * kBinsOfThread;
+  int own = 0, total = 0;
+#pragma unroll
+  for (int b = 0; b < kBinsOfThread; ++b) own += room.bins[highest - b];
+  int before = sum_before(own, room.of_warps[0], &total);
+  if (before < n_wanted && n_wanted <= before + own) {
+    int digit = highest;
+    for (; before + room.bins[digit] < n_wanted; --digit) before += room.bins[digit];
+    room.digit = digit;
+    room.n_wanted = n_wanted - before;
+  }
+  __syncthreads();
+}
+
+struct LastKept {
+  uint32_t ordered = 0;
+  int n_equal = 0;  // that are kept
+};
+
+// The block keeps n_kept of n numbers, 1 <= n_kept <= n. The first digits are counted as the numbers are made.
+template <class Numbers, int kWarps>
+__device__ inline LastKept find_last(const Numbers& numbers, int n, int n_kept, SelectRoom<kWarps>& room) {
+  constexpr int kShifts[] = {32 - kDigitBits, 32 - 2 * kDigitBits, 0};
+  constexpr int kThreads = 32 * kWarps;
+  const int thread = static_cast<int>(threadIdx.x);
+  LastKept last = {0, n_kept};
+  uint32_t mask = 0;
+#pragma unroll 1
+  for (int pass = 0; pass < 3; ++pass) {
+    const int shift = kShifts[pass];
+    const uint32_t of_digit = pass < 2 ? kBins - 1 : (1u << (32 - 2 * kDigitBits)) - 1;
+    for (int b = thread; b < kBins; b += kThreads) room.bins[b] = 0;
+    __syncthreads();
+#pragma unroll 4
+    for (int first = 0; first < n; first += kThreads) {
+      const int i = first + thread;
+      uint32_t number = 0;
+      if (i < n) number = pass == 0 ? numbers.first(i) : numbers.again(i);
+      count_digit(i < n && (number & mask) == last.ordered, static_cast<int>(number >> shift & of_digit), room);
+    }
+    __syncthreads();
+    find_digit(room, last.n_equal);
+    last = {last.ordered | static_cast<uint32_t>(room.digit) << shift, room.n_wanted};
+    mask |= of_digit << shift;
+    __syncthreads();
+  }
+  return last;
+}
+
+// ---- what is kept --------------------------------------------------------------------------------------------------------
+
+// Each warp has a part of the candidates, which begins at a multiple of 32, and counts what is kept of it before it takes
+// any. Whole warps call take(first, kept, at): bit l of `kept` says that candidate first + l is kept, and `at` kept
+// candidates stand before these.
+template <class Numbers, int kWarps, class Take>
+__device__ inline void take_kept(const Numbers& numbers, int n, LastKept last, SelectRoom<kWarps>& room, Take take) {
+  constexpr int kThreads = 32 * kWarps;
+  const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
+  const int of_warp = (n + kThreads - 1) / kThreads * 32;
+  const int begin = min(n, warp * of_warp), end = min(n, begin + of_warp);
+  int n_above = 0, n_equal = 0;
+#pragma unroll 4
+  for (int first = begin; first < end; first += 32) {
+    const uint32_t number = first + lane < end ? numbers.again(first + lane) : 0;
+    n_above += __popc(__ballot_sync(~0u, first + lane < end && number > last.ordered));
+    n_equal += __popc(__ballot_sync(~0u, first + lane < end && number == last.ordered));
+  }
+  if (lane == 0) room.of_warps[0][warp] = n_above, room.of_warps[1][warp] = n_equal;
+  __syncthreads();
+  int at = 0, equal_before = 0;
+  for (int w = 0; w < warp; ++w) at += room.of_warps[0][w], equal_before += room.of_warps[1][w];
+  at += min(equal_before, last.n_equal);
+  const unsigned lanes_before = (1u << lane) - 1;
+#pragma unroll 4
+  for (int first = begin; first < end; first += 32) {
+    const uint32_t number = first + lane < end ? numbers.again(first + lane) : 0;
+    const bool is_equal = first + lane < end && number == last.ordered;
+    const unsigned equal = __ballot_sync(~0u, is_equal);
+    const bool is_above = first + lane < end && number > last.ordered;
+    const bool is_kept = is_above || (is_equal && equal_before + __popc(equal & lanes_before) < last.n_equal);
+    const unsigned kept = __ballot_sync(~0u, is_kept);
+    take(first, kept, at);
+    at += __popc(kept);
+    equal_before += __popc(equal);
+  }
+  __syncthreads();
+}
+
+}  // namespace tandem::cuda

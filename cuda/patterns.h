@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: MIT
+// pattern_bytes(), index_patterns() and list_patterns(): what is refused, which grids. The device is current in every call;
+// any thread.
+#pragma once
+
+#include "cuda/exchange.h"
+#include "cuda/pattern_call.h"
+
+namespace tandem::cuda {
+
+// Has the kernels on the device before the first call, and lets them have the shared memory that they ask for.
+int32_t load_pattern_kernels(DeviceError* error);
+int64_t pattern_workspace_bytes(const DevicePatterns& call);
+int32_t launch_index_patterns(const DevicePatterns& call, const LaunchOn& on, DeviceError* error);
+int32_t launch_list_patterns(const DevicePatterns& call, const LaunchOn& on, DeviceError* error);
+
+}  // namespace tandem::cuda
