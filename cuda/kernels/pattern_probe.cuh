@@ -7,8 +7,8 @@
 //   probe_weights_kernel   weights, and their sums
 //
 // Both probe kernels walk over the keys, and multiply them anew: K is in the cache for most heads of a group, and logits in
-// memory would be as many bytes as K. A warp has a run of 16 tiles of 16 keys, and multiplies a tile with all 64 probes,
-// which lie in shared memory (search_keys.cuh). Nothing is added by atomic operations: results are the same in every run.
+// memory would be as many bytes as K. A warp has a run of 16 tiles of 16 keys, and multiplies a tile with all 64 probes.
+// Nothing is added by atomic operations: results are the same in every run.
 //
 // A tile begins at a multiple of 16 tokens, and the keys of a tile and the probes are at most six bands apart. The next tile
 // is nearer by one band. So a lane keeps its part of these bands in registers, and a band is finished with each tile:
@@ -17,10 +17,15 @@
 //   tile t         finished                                               begins
 //   tile t + 1                 finished                                               begins
 //
-// A lane has keys r and r + 8 of a tile (r = lane / 4), and columns 2 j, 2 j + 1 of each eight probes (j = lane % 4). With
-// x = the distance of column c and key r for probe c and c' = c + 8 p, key r + 8 i: the distance is x + 8 (p - i). So
-// weights with equal p - i, from -1 to 7, stay together whatever the lane, and two neighbours of these half bands are a
-// band: which two depends on x alone.
+// Keys are the columns of a matrix product here, and probes its rows: keys are used as they come from memory, and probes lie
+// in shared memory as the product takes them.
+//
+//   lane 4 r + j    loads numbers 32 c + 8 j .. + 7 of keys r and r + 8 of a tile
+//                   gets the products of probes r, r + 8, .. r + 56 and keys 2 j, 2 j + 1, 2 j + 8, 2 j + 9
+//
+// With x = the distance of probe r and key 2 j + h, that of probe r + 8 p and key 2 j + h + 8 i is x + 8 (p - i). So weights
+// with equal p - i, from -1 to 7, stay together whatever the lane, and two neighbours of these half bands are a band: which
+// two depends on x alone.
 #pragma once
 
 #include <cfloat>
@@ -41,7 +46,7 @@ struct ProbeJob {
   int end;                    // tokens
   int n_probes, first_probe;  // the token of the first
   int first_key, run;         // of the warp's run, and its number
-  int own, column;            // the lane's key of a tile, the lane's column of eight probes
+  int own, column;            // r and 2 j of the lane (above)
 
   // False: there is nothing to do.
   __device__ bool find(const PatternCall& call) {
@@ -60,8 +65,9 @@ struct ProbeJob {
   __device__ int n_tiles() const { return min(max(end - first_key + kProbeTile - 1, 0) / kProbeTile, kRunTiles); }
   // Whether all probes are there and see all keys of a tile.
   __device__ bool all_see(int first) const { return n_probes == kPatternProbes && first + kProbeTile - 1 <= first_probe; }
-  __device__ bool sees(int first, int probe, int i) const {
-    return probe < n_probes && first + own + 8 * i <= first_probe + probe;
+  __device__ bool sees(int first, int p, int h, int i) const {
+    const int probe = own + 8 * p;
+    return probe < n_probes && first + column + h + 8 * i <= first_probe + probe;
   }
   __device__ QueryRows probes(const DeviceRows& q) const {
     const int64_t row = int64_t{sequence->first_row} + sequence->q_len - n_probes;
@@ -69,12 +75,48 @@ struct ProbeJob {
   }
 };
 
-// 16 rows of K as multiply_parts() takes them.
+// The products of a tile: of 16 probes, and of eight keys each. Not scaled yet.
+using TileLogits = float[kProbeGroups / 2][kKeys][4];
+__device__ inline float logit_of(const TileLogits& logits, int p, int h, int i) { return logits[p / 2][i][p % 2 * 2 + h]; }
+
+// Probes in shared memory: [16 probes][chunks of all steps][parts][halves of a chunk][lanes].
+template <int kQueryParts>
+__device__ inline uint4* probes_at(int sixteen, int n_chunks, int chunk) {
+  return query_tiles + (sixteen * n_chunks + chunk) * (kQueryParts * 2 * 32) + threadIdx.x % 32;
+}
+
+// All of the block take part.
+template <int kQueryParts>
+__device__ inline void bring_probes(const PatternCall& call, const ProbeJob& job) {
+  const int n_chunks = SixteenRows<TANDEM_BF16, kProbeChunks>::n_steps(call.keys.dim) * kProbeChunks;
+  const QueryRows rows = job.probes(call.patterns.q);
+  for (int i = static_cast<int>(threadIdx.x / 32); i < kProbeGroups / 2 * n_chunks; i += kSearchWarps) {
+    const int at = i % n_chunks * kChunk + job.column * (kEight / 2);
+    uint32_t parts[2][kQueryParts][4];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = i / n_chunks * 16 + half * 8 + job.own;
+      float x[kEight];
+      read_four<false>(rows, row, at, call.keys.dim, x);
+      read_four<false>(rows, row, at + kLaneNumbers, call.keys.dim, x + kLaneNumbers);
+      split_eight(x, parts[half]);
+    }
+    uint4* const to = probes_at<kQueryParts>(i / n_chunks, n_chunks, i % n_chunks);
+#pragma unroll
+    for (int r = 0; r < kQueryParts; ++r)
+#pragma unroll
+      for (int w = 0; w < 4; w += 2)
+        to[(2 * r + w / 2) * 32] = make_uint4(parts[0][r][w], parts[1][r][w], parts[0][r][w + 1], parts[1][r][w + 1]);
+  }
+  __syncthreads();
+}
+
+// 16 rows of K.
 template <int32_t kType>
 struct SplitRows {
   using Stored = StoredEight<kType>;
   uint32_t parts[kProbeChunks][kKeys][Stored::kParts][4];
-  float factors[kProbeChunks][kKeys];
+  uint32_t factors[kProbeChunks][kKeys];  // a pair in f16, of the keys whose products the lane gets
 
   __device__ void load(const RowPlaces& places, int step, int n) {
     SixteenRows<kType, kProbeChunks> rows;
@@ -84,27 +126,43 @@ struct SplitRows {
 #pragma unroll
       for (int i = 0; i < kKeys; ++i) {
         rows.stored[c][i].split_up(parts[c][i]);
-        factors[c][i] = rows.stored[c][i].factor();
+        if constexpr (Stored::kHasScale) {
+          const int from = static_cast<int>(threadIdx.x) % 4 * 8;  // lane 4 r has key r
+          factors[c][i] = __byte_perm(__shfl_sync(~0u, rows.stored[c][i].scale, from),
+                                      __shfl_sync(~0u, rows.stored[c][i].scale, from + 4), 0x5410);
+        }
       }
   }
-  template <class Query>
-  __device__ void multiply(int chunk, const Query& q, float (&sums)[2 * kKeys]) const {
-    if constexpr (Stored::kHasScale) {
-      float products[2 * kKeys] = {};
-      multiply_parts<Stored>(parts[chunk], q, products);
+  // Adds the products of 16 probes over the dims of a chunk, those of the probes' small parts first. Products of parts that
+  // are together below the last bit of an f32 are left out.
+  template <int kQueryParts>
+  __device__ void multiply(int chunk, const uint4* probes, float (&logits)[kKeys][4]) const {
+    constexpr int kLeast = Stored::kParts > kQueryParts ? Stored::kParts : kQueryParts;
+    float products[kKeys][4] = {};
+    float(&sums)[kKeys][4] = Stored::kHasScale ? products : logits;
 #pragma unroll
-      for (int i = 0; i < 2 * kKeys; ++i) sums[i] = fmaf(factors[chunk][i / 2], products[i], sums[i]);
-    } else {
-      multiply_parts<Stored>(parts[chunk], q, sums);
+    for (int r = kQueryParts - 1; r >= 0; --r)
+#pragma unroll
+      for (int w = 0; w < 4; w += 2) {
+        const uint4 four = probes[(2 * r + w / 2) * 32];
+        const uint32_t a[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+        for (int p = Stored::kParts - 1; p >= 0; --p)
+#pragma unroll
+          for (int i = 0; i < kKeys; ++i)
+            if (p + r < kLeast) Bfloat::multiply(sums[i], a, {parts[chunk][i][p][w], parts[chunk][i][p][w + 1]});
+      }
+#pragma unroll
+    for (int i = 0; i < kKeys && Stored::kHasScale; ++i) {
+      const float2 pair = Half::unpack(factors[chunk][i]);
+#pragma unroll
+      for (int k = 0; k < 4; ++k) logits[i][k] = fmaf(k % 2 == 0 ? pair.x : pair.y, products[i][k], logits[i][k]);
     }
   }
 };
 
-// Of a tile: [eight probes][key of the lane * 2 + column].
-using TileLogits = float[kProbeGroups][2 * kKeys];
-
-// Calls take(t, logits) for each tile of the warp's run. Logits are not scaled yet. Rows behind the sequence's end are not
-// read: the last row takes their place.
+// Calls take(t, logits) for each tile of the warp's run. Rows behind the sequence's end are not read: the last row takes
+// their place.
 template <int32_t kType, int kQueryParts, class Take>
 __device__ inline void walk_run(const PatternCall& call, const ProbeJob& job, Take& take) {
   constexpr int kPageTiles = kPatternKeyBlock / kProbeTile;  // that are in one page for certain
@@ -129,22 +187,14 @@ __device__ inline void walk_run(const PatternCall& call, const ProbeJob& job, Ta
       SplitRows<kType> rows;
       rows.load(places, step, dim);
 #pragma unroll
-      for (int p = 0; p < kProbeGroups; ++p)
+      for (int p = 0; p < kProbeGroups / 2; ++p)
 #pragma unroll
-        for (int c = 0; c < kProbeChunks; ++c) {
-          SharedQuery<kQueryParts> q;
-          q.load((p * n_steps + step) * kProbeChunks + c);
-          rows.multiply(c, q, logits[p]);
-        }
+        for (int c = 0; c < kProbeChunks; ++c)
+          rows.template multiply<kQueryParts>(c, probes_at<kQueryParts>(p, n_steps * kProbeChunks, step * kProbeChunks + c),
+                                              logits[p]);
     }
     take(t, logits);
   }
-}
-
-template <int32_t kType, int kQueryParts>
-__device__ inline void bring_probes(const PatternCall& call, const ProbeJob& job) {
-  const int n_chunks = SixteenRows<kType, kProbeChunks>::n_steps(call.keys.dim) * kProbeChunks;
-  bring_queries<kQueryParts, false>(job.probes(call.patterns.q), call.keys.dim, 0, kProbeGroups, n_chunks);
 }
 
 // ---- sums of exponentials ------------------------------------------------------------------------------------------------
@@ -155,33 +205,35 @@ __device__ inline void add_pair(float_pair& to, float_pair other) {
   to.most = most;
 }
 
-// Of the lane's probes.
+// Of the lane's probes, over the lane's keys.
 struct ProbeSums {
   const ProbeJob& job;
   float scale;
-  float_pair of[kProbeGroups][2];
+  float_pair of[kProbeGroups];
 
   __device__ ProbeSums(const ProbeJob& of_job, float of_scale) : job(of_job), scale(of_scale) {
 #pragma unroll
-    for (int p = 0; p < kProbeGroups; ++p) of[p][0] = of[p][1] = {-FLT_MAX, 0.0f};
+    for (int p = 0; p < kProbeGroups; ++p) of[p] = {-FLT_MAX, 0.0f};
   }
   template <bool kAllSee>
   __device__ void add(int first, const TileLogits& logits) {
 #pragma unroll
-    for (int p = 0; p < kProbeGroups; ++p)
+    for (int p = 0; p < kProbeGroups; ++p) {
+      float x[kKeys][2], most = of[p].most, sum = 0.0f;
 #pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        float x[kKeys];
+      for (int i = 0; i < kKeys; ++i)
 #pragma unroll
-        for (int i = 0; i < kKeys; ++i) {
-          x[i] = logits[p][2 * i + h] * scale;
-          if (!kAllSee && !job.sees(first, 8 * p + job.column + h, i)) x[i] = -INFINITY;
+        for (int h = 0; h < 2; ++h) {
+          x[i][h] = logit_of(logits, p, h, i) * scale;
+          if (!kAllSee && !job.sees(first, p, h, i)) x[i][h] = -INFINITY;
+          most = fmaxf(most, x[i][h]);
         }
-        float_pair& to = of[p][h];
-        const float most = fmaxf(to.most, fmaxf(x[0], x[1]));
-        to.sum = fmaf(to.sum, exp2_fast(to.most - most), exp2_fast(x[0] - most) + exp2_fast(x[1] - most));
-        to.most = most;
-      }
+#pragma unroll
+      for (int i = 0; i < kKeys; ++i)
+#pragma unroll
+        for (int h = 0; h < 2; ++h) sum += exp2_fast(x[i][h] - most);
+      of[p] = {most, fmaf(of[p].sum, exp2_fast(of[p].most - most), sum)};
+    }
   }
   __device__ void operator()(int t, const TileLogits& logits) {
     const int first = job.first_key + t * kProbeTile;
@@ -195,14 +247,12 @@ struct ProbeSums {
     auto* const of_warps = reinterpret_cast<float_pair*>(query_tiles);  // [warps][probes]
     __syncthreads();
 #pragma unroll
-    for (int p = 0; p < kProbeGroups; ++p)
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        float_pair sum = of[p][h];
-        for (int mask = 4; mask < 32; mask *= 2)
-          add_pair(sum, {__shfl_xor_sync(~0u, sum.most, mask), __shfl_xor_sync(~0u, sum.sum, mask)});
-        if (job.own == 0) of_warps[threadIdx.x / 32 * kPatternProbes + 8 * p + job.column + h] = sum;
-      }
+    for (int p = 0; p < kProbeGroups; ++p) {
+      float_pair sum = of[p];
+      for (int mask = 1; mask < 4; mask *= 2)
+        add_pair(sum, {__shfl_xor_sync(~0u, sum.most, mask), __shfl_xor_sync(~0u, sum.sum, mask)});
+      if (job.column == 0) of_warps[threadIdx.x / 32 * kPatternProbes + 8 * p + job.own] = sum;
+    }
     __syncthreads();
     const int probe = static_cast<int>(threadIdx.x);
     if (probe >= job.n_probes) return;
@@ -222,7 +272,7 @@ __global__ void __launch_bounds__(32 * kSearchWarps, kProbeBlocks<kType>)
   begin_behind();
   ProbeJob job;
   if (!job.find(call)) return;
-  bring_probes<kType, kQueryParts>(call, job);
+  bring_probes<kQueryParts>(call, job);
   ProbeSums sums(job, call.sm_scale * kLog2E);
   walk_run<kType, kQueryParts>(call, job, sums);
   sums.leave(call);
@@ -255,7 +305,7 @@ static __global__ void __launch_bounds__(kPatternProbes) join_sums_kernel(const 
 // finished from the farthest on, one with each tile.
 struct BandSums {
   static constexpr int kHalves = kProbeGroups + kKeys - 1;
-  float halves[2][kHalves];  // of the lane's columns
+  float halves[2][kHalves];  // of keys 2 j and 2 j + 1
   float carried[2];          // the half band that left `halves` with the tile before and has no band yet
   float waiting[2];          // a band that was finished a tile too early
   bool is_odd[2], is_far[2];
@@ -263,7 +313,7 @@ struct BandSums {
   __device__ explicit BandSums(const ProbeJob& job) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const int x = job.first_probe % kPatternBand + job.column + h - job.own;  // a distance, less whole bands
+      const int x = job.first_probe % kPatternBand + job.own - job.column - h;  // a distance, less whole bands
       is_odd[h] = (x >> 3 & 1) != 0;
       is_far[h] = x >= 8;
       carried[h] = waiting[h] = 0.0f;
@@ -272,7 +322,7 @@ struct BandSums {
     }
   }
   // A tile's half bands are two on from those of the tile before. Probes [8 p, 8 p + 8) are added from the last on: what is
-  // two on has not been written over then. weights: of keys r and r + 8.
+  // two on has not been written over then. weight, next_weight: of keys 2 j + h and 2 j + h + 8.
   __device__ void add(int p, int h, float weight, float next_weight) {
     float(&of)[kHalves] = halves[h];
     if (p == kProbeGroups - 1) of[p + 1] = of[p - 1];
@@ -309,36 +359,43 @@ struct ProbeWeights {
   BandSums bands;
 
   template <bool kAllSee>
-  __device__ void add(int first, const TileLogits& logits, float (&sums)[kKeys]) {
+  __device__ void add(int first, const TileLogits& logits, float (&sums)[kKeys][2]) {
 #pragma unroll
     for (int p = kProbeGroups - 1; p >= 0; --p) {
-      const float2 minus = *reinterpret_cast<const float2*>(minus_lse + 8 * p + job.column);
+      const float minus = minus_lse[8 * p + job.own];
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         float weights[kKeys];
 #pragma unroll
         for (int i = 0; i < kKeys; ++i) {
-          weights[i] = exp2_fast(fmaf(logits[p][2 * i + h], scale, h == 0 ? minus.x : minus.y));
-          if (!kAllSee && !job.sees(first, 8 * p + job.column + h, i)) weights[i] = 0.0f;
-          sums[i] += weights[i];
+          weights[i] = exp2_fast(fmaf(logit_of(logits, p, h, i), scale, minus));
+          if (!kAllSee && !job.sees(first, p, h, i)) weights[i] = 0.0f;
+          sums[i][h] += weights[i];
         }
         bands.add(p, h, weights[0], weights[1]);
       }
     }
   }
+  // Over the lanes that have the same keys, each of which gets the sum of one key.
+  __device__ void leave_columns(int first, const float (&sums)[kKeys][2]) {
+    const int lane = static_cast<int>(threadIdx.x % 32), i = lane / 4 % 2, h = lane / 8 % 2;
+    float of_keys[2];
+#pragma unroll
+    for (int k = 0; k < 2; ++k)
+      of_keys[k] = (i == 0 ? sums[0][k] : sums[1][k]) + __shfl_xor_sync(~0u, i == 0 ? sums[1][k] : sums[0][k], 4);
+    float sum = (h == 0 ? of_keys[0] : of_keys[1]) + __shfl_xor_sync(~0u, h == 0 ? of_keys[1] : of_keys[0], 8);
+    sum += __shfl_xor_sync(~0u, sum, 16);
+    const int token = first + job.column + h + 8 * i;
+    if (lane < 16 && token < job.end) columns[token] = sum;
+  }
   __device__ void operator()(int t, const TileLogits& logits) {
     const int first = job.first_key + t * kProbeTile, lane = static_cast<int>(threadIdx.x % 32);
-    float sums[kKeys] = {};
+    float sums[kKeys][2] = {};
     if (job.all_see(first))
       add<true>(first, logits, sums);
     else
       add<false>(first, logits, sums);
-#pragma unroll
-    for (int i = 0; i < kKeys; ++i)
-#pragma unroll
-      for (int mask = 1; mask < 4; mask *= 2) sums[i] += __shfl_xor_sync(~0u, sums[i], mask);
-    const int i = lane % 4, token = first + job.own + 8 * i;
-    if (i < kKeys && token < job.end) columns[token] = i == 0 ? sums[0] : sums[1];
+    leave_columns(first, sums);
     const float band = bands.finish_band();
     if (lane == 0) run_bands[t] = band;
   }
@@ -364,7 +421,7 @@ __global__ void __launch_bounds__(32 * kSearchWarps, kProbeBlocks<kType>)
   const int probe = static_cast<int>(threadIdx.x);
   if (probe < kPatternProbes)
     minus_lse[probe] = probe < job.n_probes ? -__ldcg(call.lse + job.head * kPatternProbes + probe) : 0.0f;
-  bring_probes<kType, kQueryParts>(call, job);
+  bring_probes<kQueryParts>(call, job);
   if (job.n_tiles() == 0) return;
   ProbeWeights weights = {job,
                           minus_lse,

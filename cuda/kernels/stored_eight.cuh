@@ -144,12 +144,15 @@ struct QueryEight {
   }
 };
 
-// Adds to sums the products of 16 keys, two of each lane, and eight query heads over 32 dims, those of small parts first;
-// products of parts that are together below the last bit of an f32 are left out. parts: of the lane's keys, without factors.
+// Adds the products of 16 keys, two of each lane, and eight query heads over 32 dims, those of small parts first; products
+// of parts that are together below the last bit of an f32 are left out.
 template <class Keys, class Query>
-__device__ inline void multiply_parts(const uint32_t (&parts)[kKeys][Keys::kParts][4], const Query& q,
-                                      float (&sums)[2 * kKeys]) {
+__device__ inline void multiply_chunk(const Keys (&keys)[kKeys], const Query& q, float (&sums)[2 * kKeys]) {
+  uint32_t parts[2][Keys::kParts][4];
+  keys[0].split_up(parts[0]);
+  keys[1].split_up(parts[1]);
   constexpr int kLeast = Keys::kParts > Query::kParts ? Keys::kParts : Query::kParts;  // of what it takes to be exact in f32
+  float products[4] = {};
 #pragma unroll
   for (int both = kLeast - 1; both >= 0; --both)
 #pragma unroll
@@ -159,19 +162,9 @@ __device__ inline void multiply_parts(const uint32_t (&parts)[kKeys][Keys::kPart
 #pragma unroll
       for (int i = 0; i < 4; i += 2) {
         const uint32_t a[4] = {parts[0][p][i], parts[1][p][i], parts[0][p][i + 1], parts[1][p][i + 1]};
-        Bfloat::multiply(sums, a, {q.parts[r][i], q.parts[r][i + 1]});
+        Bfloat::multiply(products, a, {q.parts[r][i], q.parts[r][i + 1]});
       }
     }
-}
-
-// Adds them times the keys' factors.
-template <class Keys, class Query>
-__device__ inline void multiply_chunk(const Keys (&keys)[kKeys], const Query& q, float (&sums)[2 * kKeys]) {
-  uint32_t parts[kKeys][Keys::kParts][4];
-  keys[0].split_up(parts[0]);
-  keys[1].split_up(parts[1]);
-  float products[2 * kKeys] = {};
-  multiply_parts<Keys>(parts, q, products);
   const float factors[2] = {keys[0].factor(), keys[1].factor()};
 #pragma unroll
   for (int i = 0; i < 4; ++i) sums[i] = Keys::kHasScale ? fmaf(factors[i / 2], products[i], sums[i]) : sums[i] + products[i];
