@@ -15,7 +15,8 @@ inline constexpr int kRunTiles = 16;             // of a run
 inline constexpr int kRunBands = kRunTiles + 5;  // bands that the keys of a run and the probes are apart
 inline constexpr int kRunKeys = kRunTiles * kProbeTile, kPieceKeys = kSearchWarps * kRunKeys;
 inline constexpr int kQueryBlock = TANDEM_PATTERN_BLOCK;
-inline constexpr int kChooseWarps = 32;  // of a block that chooses tokens or bands
+inline constexpr int kChooseWarps = 32;  // of a block that chooses bands
+inline constexpr int kTokenPart = 4096;  // tokens of a query head that a block of threads counts and chooses
 inline constexpr int kScoreTile = 64;    // key blocks, and query blocks, that a block of threads multiplies at a time
 inline constexpr int kQueryMeanWarps = 8, kScoreWarps = 8, kListWarps = 8;
 
@@ -39,6 +40,7 @@ struct PatternCall {
   float_pair* sums;                      // [n_q_heads][n_pieces][kPatternProbes], logits in units of log2(e)
   float* lse;                            // [n_q_heads][kPatternProbes], likewise
   float* columns;                        // [n_q_heads][max_keys]: sums of the weights of a token
+  int* bins;                             // [n_q_heads][kDigits][kBins]: how many tokens' sums have a digit
   float* bands;                          // [n_q_heads][n_runs][kRunBands]: sums of the weights of a band, in a run
   float* key_means;                      // [n_kv_heads][n_key_blocks][dim]
   float* query_means;                    // [n_q_heads][n_query_blocks][dim]

@@ -33,6 +33,9 @@ constexpr struct {
 #undef TANDEM_PATTERNS
 };
 
+constexpr PatternKernel kTokenKernels[] = {count_tokens_kernel<0>, count_tokens_kernel<1>, count_tokens_kernel<2>,
+                                           choose_tokens_kernel};
+
 const auto& kernels_of(int32_t k_type) {
   return *std::find_if(std::begin(kKernels), std::end(kKernels), [&](const auto& of) { return of.k_type == k_type; });
 }
@@ -66,6 +69,7 @@ int64_t plan_room(const DevicePatterns& call, PatternCall* to) {
     to->lse = plan.take<float>(n_heads * kPatternProbes);
     to->columns = plan.take<float>(n_heads * call.sequences.max_keys);
     to->bands = plan.take<float>(n_heads * to->n_runs * kRunBands);
+    to->bins = plan.take<int>(n_heads * kDigits * kBins);
   }
   if ((call.kinds & TANDEM_PATTERN_BLOCK_SPARSE) != 0) {
     to->key_means = of_blocks.take<float>(call.layer->n_kv_heads * to->n_key_blocks * dim);
@@ -174,7 +178,9 @@ void index_weights(Launches& launches) {
   launches.add(kernels.sums[is_bf16], pieces, kSearchWarps, shared_bytes);
   launches.add(join_sums_kernel, grid(call.n_q_heads, 1), kPatternProbes / 32);
   launches.add(kernels.weights[is_bf16], pieces, kSearchWarps, shared_bytes);
-  launches.add(choose_weights_kernel, grid(call.n_q_heads, 2), kChooseWarps);
+  const dim3 parts = grid(call.n_q_heads, ceil_divide(call.patterns.sequences.max_keys, kTokenPart));
+  for (const PatternKernel kernel : kTokenKernels) launches.add(kernel, parts, kSearchWarps);
+  launches.add(choose_bands_kernel, grid(call.n_q_heads, 1), kChooseWarps);
 }
 
 // Without key blocks there is nothing to choose from, and no bit to write.
@@ -203,7 +209,9 @@ int32_t load_pattern_kernels(DeviceError* error) {
                       error);
     TANDEM_CUDA_TRY(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(of_type.key_means)), error);
   }
-  for (const PatternKernel kernel : {join_sums_kernel, choose_weights_kernel, query_means_kernel, score_blocks_kernel,
+  for (const PatternKernel kernel : kTokenKernels)
+    TANDEM_CUDA_TRY(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(kernel)), error);
+  for (const PatternKernel kernel : {join_sums_kernel, choose_bands_kernel, query_means_kernel, score_blocks_kernel,
                                      choose_blocks_kernel, pattern_lists_kernel})
     TANDEM_CUDA_TRY(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(kernel)), error);
   return TANDEM_OK;

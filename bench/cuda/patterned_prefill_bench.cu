@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // A prompt under policy "patterns" over keys that the window has, through the C ABI: milliseconds of one layer.
 //
-//   patterned_prefill_bench MODULE [threads [lengths [patterns [queries]]]]     lists with commas
+//   patterned_prefill_bench MODULE [threads [lengths [patterns [queries [runs]]]]]     lists with commas
 //
 // A layer of 32 query heads and 8 KV heads of 128 dims in bf16. One call, not planned, appends `queries` tokens, the last of
 // which is a sequence's length-th; queries = 0 (the default) is a prompt from its first token on. All heads have the pattern
@@ -18,6 +18,10 @@
 //   names,
 //              and of the range behind them
 //
+// Queries and keys are noise (seeds 1 to 5), so that diagonals with large weights are scattered. With `runs` logits rise
+// where query and key are nearly a multiple of 4,096 tokens apart, and diagonals with large weights come in runs of 64 and
+// more.
+//
 // Before that, the output of the call's last block of queries is compared with what the CPU makes of the same queries. So
 // `queries` is a multiple of a block.
 #include "timed_append.h"
@@ -28,6 +32,31 @@ namespace {
 
 constexpr int64_t kBlock = TANDEM_PATTERN_BLOCK, kRoom = 64, kTile = 128;
 constexpr int kCalls = 3;
+
+// Replaces the first 32 numbers of each row by cosines and sines of the row's token: their product is a sum of cosines of
+// the distance between query and key, which is largest at multiples of 4,096 and falls to nothing within some 130 tokens.
+void add_runs(std::vector<__nv_bfloat16>* rows, int32_t n_heads, int64_t first_token) {
+  constexpr int kFrequencies = 16, kPeriod = 4096;
+  constexpr double kSize = 2.5;
+  static_assert(kPeriod == HybridCache::kPiece);  // all pieces of the cache's keys have the same rows
+  const auto n_tokens = static_cast<int64_t>(rows->size()) / (n_heads * kDim);
+  for (int64_t t = 0; t < n_tokens; ++t)
+    for (int f = 0; f < kFrequencies; ++f) {
+      const double angle = 2.0 * M_PI * static_cast<double>((f + 1) * ((first_token + t) % kPeriod)) / kPeriod;
+      for (int32_t h = 0; h < n_heads; ++h) {
+        __nv_bfloat16* const row = rows->data() + (t * n_heads + h) * kDim;
+        row[2 * f] = __float2bfloat16(static_cast<float>(kSize * std::cos(angle)));
+        row[2 * f + 1] = __float2bfloat16(static_cast<float>(kSize * std::sin(angle)));
+      }
+    }
+}
+
+void add_runs(Call* call, int64_t first_token) {
+  add_runs(&call->q, kQHeads, first_token);
+  add_runs(&call->k, kKvHeads, first_token);
+  must(cudaMemcpy(call->device[0], call->q.data(), call->q.size() * 2, cudaMemcpyHostToDevice));
+  must(cudaMemcpy(call->device[1], call->k.data(), call->k.size() * 2, cudaMemcpyHostToDevice));
+}
 
 struct Shape {
   std::string name;
@@ -75,19 +104,31 @@ struct Shape {
   }
 };
 
-bool measure(tandem_engine* engine, int64_t length, int64_t n_queries, const std::vector<std::string>& names,
-             const char* card) {
+struct Settings {
+  std::vector<std::string> patterns;
+  int64_t n_queries = 0;  // 0: all of a prompt
+  bool has_runs = false;
+  const char* card = "";
+};
+
+bool measure(tandem_engine* engine, int64_t length, const Settings& settings) {
+  const int64_t n_queries = settings.n_queries > 0 ? std::min(settings.n_queries, length) : length;
   const int64_t first = length - n_queries;
   const int n_calls = length < 1000000 ? kCalls : 1;
   bool are_right = true;
   Call call(n_queries);
-  const HybridCache cache(engine, 1, first, 1);
+  HybridKeys keys;
+  if (settings.has_runs) {
+    add_runs(&call, first);
+    keys.change_k = [](std::vector<__nv_bfloat16>* rows) { add_runs(rows, kKvHeads, 0); };
+  }
+  const HybridCache cache(engine, 1, first, 1, keys);
   TANDEM(tandem_sequence_reserve, cache.cache, cache.sequences[0], n_queries + kRoom);
   tandem_session_options options = TANDEM_SESSION_OPTIONS_INIT;
   options.window_tokens = length + kRoom;
   options.route = "host";
   const double dense_us = TimedAppend(cache, options, call, kBlock).us(n_calls);
-  for (const std::string& name : names) {
+  for (const std::string& name : settings.patterns) {
     const Shape shape(name);
     const std::vector<tandem_head_pattern> heads = shape.heads();
     tandem_patterns patterns = TANDEM_PATTERNS_INIT;
@@ -104,10 +145,12 @@ bool measure(tandem_engine* engine, int64_t length, int64_t n_queries, const std
     const double error = append.error();
     const bool is_right = error < 1e-2;  // NaN is not
     std::printf(
-        "{\"pattern\": \"%s\", \"tokens\": %lld, \"queries\": %lld, \"card\": \"%s\", \"ms\": %.3f, \"dense_ms\": %.3f, "
+        "{\"pattern\": \"%s\", \"tokens\": %lld, \"queries\": %lld, \"diagonals\": \"%s\", \"card\": \"%s\", \"ms\": %.3f, "
+        "\"dense_ms\": %.3f, "
         "\"speedup\": %.2f, \"allowed\": %.2f, \"in_tiles\": %.2f, \"error\": %.1e, \"is_right\": %s}\n",
-        name.c_str(), static_cast<long long>(length), static_cast<long long>(n_queries), card, us / 1e3, dense_us / 1e3,
-        dense_us / us, n_dense / n_pairs, shape.allowed_in_tiles(first, length, keys), std::isfinite(error) ? error : 1e9,
+        name.c_str(), static_cast<long long>(length), static_cast<long long>(n_queries),
+        settings.has_runs ? "in runs" : "scattered", settings.card, us / 1e3, dense_us / 1e3, dense_us / us,
+        n_dense / n_pairs, shape.allowed_in_tiles(first, length, keys), std::isfinite(error) ? error : 1e9,
         is_right ? "true" : "false");
     std::fflush(stdout);
     are_right = is_right && are_right;
@@ -118,20 +161,21 @@ bool measure(tandem_engine* engine, int64_t length, int64_t n_queries, const std
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc < 2 || argc > 6) {
-    std::fprintf(stderr, "patterned_prefill_bench MODULE [threads [lengths [patterns [queries]]]]\n");
+  if (argc < 2 || argc > 7) {
+    std::fprintf(stderr, "patterned_prefill_bench MODULE [threads [lengths [patterns [queries [runs]]]]]\n");
     return 2;
   }
   cudaDeviceProp device;
   must(cudaGetDeviceProperties(&device, 0));
   bool are_right = true;
-  const int64_t n_queries = argc > 5 ? std::atoll(argv[5]) : 0;
-  const char* const names = argc > 4 ? argv[4] : "a-100-800,half-a-128-256,v-30-800,v-1000-6096,b-100";
+  Settings settings;
+  settings.patterns = words_of(argc > 4 ? argv[4] : "a-100-800,half-a-128-256,v-30-800,v-1000-6096,b-100");
+  settings.n_queries = argc > 5 ? std::atoll(argv[5]) : 0;
+  settings.has_runs = argc > 6 && std::string(argv[6]) == "runs";
+  settings.card = device.name;
   tandem_engine* engine = make_engine(argv[1], argc > 2 ? std::atoi(argv[2]) : 0);
   for (const int64_t length : numbers_of(argc > 3 ? argv[3] : "8192,32768,131072"))
-    are_right =
-        measure(engine, length, n_queries > 0 ? std::min(n_queries, length) : length, words_of(names), device.name) &&
-        are_right;
+    are_right = measure(engine, length, settings) && are_right;
   tandem_engine_release(engine);
   return are_right ? 0 : 1;
 }

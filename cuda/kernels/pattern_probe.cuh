@@ -32,6 +32,7 @@
 
 #include "cuda/kernels/pattern_job.cuh"
 #include "cuda/kernels/query_rows.cuh"
+#include "cuda/kernels/radix_select.cuh"
 #include "cuda/kernels/search_keys.cuh"
 
 namespace tandem::cuda {
@@ -278,11 +279,13 @@ __global__ void __launch_bounds__(32 * kSearchWarps, kProbeBlocks<kType>)
   sums.leave(call);
 }
 
-// A block has a query head, and a thread a probe.
+// A block has a query head, and a thread a probe. It clears the counts that choose the head's tokens, too.
 __device__ inline void join_sums(const PatternCall& call) {
   const int head = static_cast<int>(blockIdx.x), probe = static_cast<int>(threadIdx.x);
   const DeviceSequence& sequence = sequence_of(call);
-  if (probe >= sequence.q_len || !has_kind(call, head, TANDEM_PATTERN_VERTICAL_SLASH)) return;
+  if (!has_kind(call, head, TANDEM_PATTERN_VERTICAL_SLASH)) return;
+  for (int b = probe; b < kDigits * kBins; b += kPatternProbes) call.bins[head * (kDigits * kBins) + b] = 0;
+  if (probe >= sequence.q_len) return;
   const int n_pieces = static_cast<int>((sequence.end + kPieceKeys - 1) / kPieceKeys);
   const float_pair* const from = call.sums + int64_t{head} * call.n_pieces * kPatternProbes + probe;
   float_pair sum = {-FLT_MAX, 0.0f};

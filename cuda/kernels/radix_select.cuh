@@ -87,18 +87,28 @@ struct LastKept {
   int n_equal = 0;  // that are kept
 };
 
-// The block keeps n_kept of n numbers, 1 <= n_kept <= n. The first digits are counted as the numbers are made.
-template <class Numbers, int kWarps>
-__device__ inline LastKept find_last(const Numbers& numbers, int n, int n_kept, SelectRoom<kWarps>& room) {
-  constexpr int kShifts[] = {32 - kDigitBits, 32 - 2 * kDigitBits, 0};
-  constexpr int kThreads = 32 * kWarps;
-  const int thread = static_cast<int>(threadIdx.x);
-  LastKept last = {0, n_kept};
-  uint32_t mask = 0;
-#pragma unroll 1
-  for (int pass = 0; pass < 3; ++pass) {
-    const int shift = kShifts[pass];
-    const uint32_t of_digit = pass < 2 ? kBins - 1 : (1u << (32 - 2 * kDigitBits)) - 1;
+// A number has three digits; the last one has fewer bits.
+inline constexpr int kDigits = 3;
+struct Digit {
+  int shift;
+  uint32_t mask;  // of the digit at bit 0
+
+  __device__ explicit Digit(int pass)
+      : shift(max(32 - kDigitBits * (pass + 1), 0)),
+        mask(pass + 1 < kDigits ? kBins - 1 : (1u << (32 - (kDigits - 1) * kDigitBits)) - 1) {}
+};
+
+// What is known of the last number that is kept, after some digits.
+struct Known {
+  LastKept last;
+  uint32_t mask = 0;  // of these digits
+
+  // Counts the digits of those of n numbers that begin as the last one does. All of the block take part.
+  template <class Numbers, int kWarps>
+  __device__ void count(const Numbers& numbers, int n, int pass, SelectRoom<kWarps>& room) const {
+    constexpr int kThreads = 32 * kWarps;
+    const int thread = static_cast<int>(threadIdx.x);
+    const Digit digit(pass);
     for (int b = thread; b < kBins; b += kThreads) room.bins[b] = 0;
     __syncthreads();
 #pragma unroll 4
@@ -106,15 +116,31 @@ __device__ inline LastKept find_last(const Numbers& numbers, int n, int n_kept, 
       const int i = first + thread;
       uint32_t number = 0;
       if (i < n) number = pass == 0 ? numbers.first(i) : numbers.again(i);
-      count_digit(i < n && (number & mask) == last.ordered, static_cast<int>(number >> shift & of_digit), room);
+      count_digit(i < n && (number & mask) == last.ordered, static_cast<int>(number >> digit.shift & digit.mask), room);
     }
     __syncthreads();
+  }
+  // Takes the next digit from the counts in room.bins.
+  template <int kWarps>
+  __device__ void take(int pass, SelectRoom<kWarps>& room) {
+    const Digit digit(pass);
     find_digit(room, last.n_equal);
-    last = {last.ordered | static_cast<uint32_t>(room.digit) << shift, room.n_wanted};
-    mask |= of_digit << shift;
+    last = {last.ordered | static_cast<uint32_t>(room.digit) << digit.shift, room.n_wanted};
+    mask |= digit.mask << digit.shift;
     __syncthreads();
   }
-  return last;
+};
+
+// The block keeps n_kept of n numbers, 1 <= n_kept <= n. The first digits are counted as the numbers are made.
+template <class Numbers, int kWarps>
+__device__ inline LastKept find_last(const Numbers& numbers, int n, int n_kept, SelectRoom<kWarps>& room) {
+  Known known = {{0, n_kept}, 0};
+#pragma unroll 1
+  for (int pass = 0; pass < kDigits; ++pass) {
+    known.count(numbers, n, pass, room);
+    known.take(pass, room);
+  }
+  return known.last;
 }
 
 // ---- what is kept --------------------------------------------------------------------------------------------------------

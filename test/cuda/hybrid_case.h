@@ -117,7 +117,8 @@ struct Call {
 struct HybridKeys {
   uint64_t seed = 4;
   int32_t rope = TANDEM_ROPE_CALLER;
-  int (*v_exponent)(int64_t piece) = nullptr;  // V of a piece is that of all times 2 to this
+  int (*v_exponent)(int64_t piece) = nullptr;                    // V of a piece is that of all times 2 to this
+  void (*change_k)(std::vector<__nv_bfloat16>* rows) = nullptr;  // of a piece, whose rows are all pieces'
   HybridShape shape = {};
   std::vector<int64_t> lengths = {};  // of the sequences, where they differ, and kv_len is the longest
 };
@@ -146,6 +147,7 @@ class HybridCache {
     TANDEM(tandem_cache_create, &cache, engine, model, nullptr);
     const int64_t n_made = std::min(kPiece, length) * n_heads * dim;
     std::vector<__nv_bfloat16> k = random_rows(n_made, keys.seed), v = random_rows(n_made, keys.seed + 1), scaled = v;
+    if (keys.change_k != nullptr) keys.change_k(&k);
     for (int64_t i = 0; i < batch; ++i) {
       int64_t id = 0;
       const int64_t n_tokens = keys.lengths.empty() ? length : keys.lengths[static_cast<size_t>(i)];
