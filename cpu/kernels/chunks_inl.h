@@ -97,6 +97,11 @@ inline void judge_rows(const ChunkJob& job, int32_t row_begin, int32_t row_end, 
     }
   }
   for (int64_t r = 0; job.normalises && r < row_end - row_begin; ++r) {
+    if (job.row_sums != nullptr) {
+      job.row_sums[2 * r] = sums.largest[r];
+      job.row_sums[2 * r + 1] = sums.sum[r];
+      continue;
+    }
     const float shift = sums.largest[r] + logf(sums.sum[r]);
     const float* const from = job.row_largest + r * job.n_chunks;
     raise(from, shift, job.n_chunks, job.largest);
@@ -106,7 +111,7 @@ inline void judge_rows(const ChunkJob& job, int32_t row_begin, int32_t row_end, 
 void judge_chunks(const ChunkJob& job, SpanScratch& s) {
   const bool by_tiles = takes_tiles(*job.layer);
   s.target = kTarget;
-  fill_lowest(job.largest, job.n_chunks);
+  if (job.row_sums == nullptr) fill_lowest(job.largest, job.n_chunks);
   if (by_tiles) open_tiles();
   for (int32_t r = 0; r < job.n_rows; r += kSpanRows)
     judge_rows(job, r, r + kSpanRows < job.n_rows ? r + kSpanRows : job.n_rows, by_tiles, s);
