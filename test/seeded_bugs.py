@@ -227,7 +227,7 @@ BUGS = [
     ("a descent goes to the lower logit", "lib/select/hip_search.cc", "scratch.of_high[i] > scratch.of_low[i]",
      "scratch.of_high[i] < scratch.of_low[i]", "api_pruning_reads_test", "descends_along_its_paths"),
     ("a descent in one page goes to the lower logit", "cpu/kernels/chunks_inl.h",
-     "const bool goes_on = d.of_high[i] > d.of_low[i];", "const bool goes_on = d.of_high[i] < d.of_low[i];", "api_pruning_reads_test",
+     "is_first || s.logits[j] > paths.of_low[i + j];", "is_first || s.logits[j] < paths.of_low[i + j];", "api_pruning_reads_test",
      "descends_along_its_paths"),
     ("lists of tokens that were truncated", "lib/select/hip.cc",
      "of.cut(n_tokens);\n  cached_.are_valid = false;", "of.cut(n_tokens);", "api_pruning_life_test",
