@@ -97,6 +97,11 @@ inline void judge_rows(const ChunkJob& job, int32_t row_begin, int32_t row_end, 
     }
   }
   for (int64_t r = 0; job.normalises && r < row_end - row_begin; ++r) {
+    if (job.row_sums != nullptr) {
+      job.row_sums[2 * r] = sums.largest[r];
+      job.row_sums[2 * r + 1] = sums.sum[r];
+      continue;
+    }
     const float shift = sums.largest[r] + logf(sums.sum[r]);
     const float* const from = job.row_largest + r * job.n_chunks;
     raise(from, shift, job.n_chunks, job.largest);
@@ -106,65 +111,105 @@ inline void judge_rows(const ChunkJob& job, int32_t row_begin, int32_t row_end, 
 void judge_chunks(const ChunkJob& job, SpanScratch& s) {
   const bool by_tiles = takes_tiles(*job.layer);
   s.target = kTarget;
-  fill_lowest(job.largest, job.n_chunks);
+  if (job.row_sums == nullptr) fill_lowest(job.largest, job.n_chunks);
   if (by_tiles) open_tiles();
   for (int32_t r = 0; r < job.n_rows; r += kSpanRows)
     judge_rows(job, r, r + kSpanRows < job.n_rows ? r + kSpanRows : job.n_rows, by_tiles, s);
   if (by_tiles) close_tiles();
 }
 
-// Chunks of a block, and where a head is in each.
-struct Descent {
-  Row first[kBlockKeys], at[kBlockKeys];
-  int32_t low[kBlockKeys];
-  HWY_ALIGN float of_low[kBlockKeys];
-  HWY_ALIGN float of_high[kBlockKeys];
+// A path is the descent of one head in one chunk. Each step of a path reads a key whose address the step before has found,
+// so one path alone would wait for memory all the time. Many paths take their steps in turn: a step prefetches the key of
+// the path's next step, which arrives while the other paths take theirs. Heads of the same chunk take their steps one behind
+// the other, as they begin with the same two keys, which come from memory once.
+//
+// Keys of the first steps lie a power of two apart and share a few sets of the first-level cache, where they would evict
+// each other: they are prefetched to the second level.
+inline constexpr int64_t kPaths = 128;         // in turn
+inline constexpr int64_t kPathsTogether = 32;  // paths of a head that take a step together
+inline constexpr int64_t kHeadsTogether = kPaths / kPathsTogether;
+
+struct Paths {      // [heads][chunks of the block]
+  Row at[kPaths];   // the key that the next step judges
+  Row low[kPaths];  // the best key so far
+  float of_low[kPaths];
 };
 
-// The keys that lie `half` keys behind where the head is, to of: the largest logit over the packed rows.
-inline void largest_at(const DescentJob& job, Descent& d, int64_t n, int32_t half, float* of, SpanScratch& s) {
-  const Layer& layer = *job.layer;
-  const int64_t stride = k_stride_of(layer), bytes = row_bytes(layer.k_type, layer.k_head_dim);
-  for (int64_t i = 0; i < n; ++i) {
-    d.at[i] = d.first[i] + (d.low[i] + half) * stride;
-    for (int64_t line = 0; line < bytes; line += kLine) prefetch_line(d.at[i] + line);
-  }
-  const KeyList keys{d.at, d.at, {}, n, nullptr, 0, nullptr};
-  dots_of(layer.k_type, s.q, job.n_rows, static_cast<size_t>(layer.k_head_dim), keys, s.logits);
-  memcpy(of, s.logits, static_cast<size_t>(n) * sizeof(float));
-  for (int32_t r = 1; r < job.n_rows; ++r) raise(s.logits + r * kBlockKeys, 0.0f, n, of);
+inline void prefetch_key(Row key, int64_t bytes) {
+  for (int64_t line = 0; line < bytes; line += int64_t{kLine}) prefetch_line(key + line, true);
 }
 
-// Chunks [block, block + n), for the head whose rows are packed.
-inline void descend_block(const DescentJob& job, int64_t block, int64_t n, Descent& d, SpanScratch& s) {
-  for (int64_t i = 0; i < n; ++i) {
-    d.first[i] = static_cast<Row>(job.first_keys[block + i]);
-    d.low[i] = 0;
+// Heads whose rows are packed, and the chunks that their paths are in.
+struct DescentBlock {
+  int64_t n_heads;
+  int64_t first, n;  // chunks
+};
+
+struct Step {
+  const DescentJob& job;
+  int64_t len;  // keys that a path can still choose from
+};
+
+// Paths [i, i + n) of the head with packed rows q judge the keys that they are at. Each keeps the better key, and moves half
+// a length behind that one.
+inline void step_paths(const Step& step, const float* q, Paths& paths, int64_t i, int64_t n, SpanScratch& s) {
+  const DescentJob& job = step.job;
+  const Layer& layer = *job.layer;
+  const bool is_first = step.len == job.chunk_keys;
+  const int64_t half = step.len / 2;
+  const int64_t stride = k_stride_of(layer), bytes = row_bytes(layer.k_type, layer.k_head_dim);
+  const KeyList keys{paths.at + i, paths.at + i, {}, n, nullptr, 0, nullptr};
+  dots_of(layer.k_type, q, job.n_rows, static_cast<size_t>(layer.k_head_dim), keys, s.logits);
+  for (int32_t r = 1; r < job.n_rows; ++r) raise(s.logits + r * kBlockKeys, 0.0f, n, s.logits);
+  for (int64_t j = 0; j < n; ++j) {
+    const bool goes_on = is_first || s.logits[j] > paths.of_low[i + j];
+    paths.low[i + j] = goes_on ? paths.at[i + j] : paths.low[i + j];
+    paths.of_low[i + j] = goes_on ? s.logits[j] : paths.of_low[i + j];
+    paths.at[i + j] = paths.low[i + j] + half * stride;
   }
-  largest_at(job, d, n, 0, d.of_low, s);
-  for (auto half = static_cast<int32_t>(job.chunk_keys / 2); half > 0; half /= 2) {
-    largest_at(job, d, n, half, d.of_high, s);
-    for (int64_t i = 0; i < n; ++i) {
-      const bool goes_on = d.of_high[i] > d.of_low[i];
-      d.low[i] += goes_on ? half : 0;
-      d.of_low[i] = goes_on ? d.of_high[i] : d.of_low[i];
-    }
+  for (int64_t j = 0; j < n && half > 0; ++j) prefetch_key(paths.at[i + j], bytes);
+}
+
+// The two keys that all heads begin with in chunks [first, end).
+inline void prefetch_starts(const DescentJob& job, int64_t first, int64_t end) {
+  const Layer& layer = *job.layer;
+  const int64_t bytes = row_bytes(layer.k_type, layer.k_head_dim), to_half = job.chunk_keys / 2 * k_stride_of(layer);
+  for (int64_t c = first; c < end && c < job.n_chunks; ++c) {
+    prefetch_key(static_cast<Row>(job.first_keys[c]), bytes);
+    prefetch_key(static_cast<Row>(job.first_keys[c]) + to_half, bytes);
   }
-  raise(d.of_low, 0.0f, n, job.largest + block);
+}
+
+inline void descend_block(const DescentJob& job, const DescentBlock& block, Paths& paths, SpanScratch& s) {
+  for (int64_t h = 0; h < block.n_heads; ++h)
+    for (int64_t c = 0; c < block.n; ++c) paths.at[h * block.n + c] = static_cast<Row>(job.first_keys[block.first + c]);
+  for (int64_t len = job.chunk_keys; len > 0; len /= 2) {
+    if (len == 1) prefetch_starts(job, block.first + block.n, block.first + 2 * block.n);
+    for (int64_t h = 0; h < block.n_heads; ++h)
+      for (int64_t c = 0; c < block.n; c += kPathsTogether) {
+        const int64_t n = block.n - c < kPathsTogether ? block.n - c : kPathsTogether;
+        step_paths({job, len}, s.q + h * job.n_rows * job.layer->k_head_dim, paths, h * block.n + c, n, s);
+      }
+  }
+  for (int64_t h = 0; h < block.n_heads; ++h) raise(paths.of_low + h * block.n, 0.0f, block.n, job.largest + block.first);
 }
 
 void descend_chunks(const DescentJob& job, SpanScratch& s) {
   const Layer& layer = *job.layer;
-  const auto dim = static_cast<size_t>(layer.k_head_dim);
-  Descent d;
+  const int64_t rows_of_head = job.n_rows, dim = layer.k_head_dim;
+  const int64_t most_heads = kSpanRows / rows_of_head < kHeadsTogether ? kSpanRows / rows_of_head : kHeadsTogether;
+  Paths paths;
   s.target = kTarget;
   s.packed_begin = s.packed_end = -1;
   fill_lowest(job.largest, job.n_chunks);
-  for (int64_t head = 0; head < job.n_heads; ++head) {
-    const float* const q = job.q + head * job.n_rows * layer.k_head_dim;
-    pack_rows_of(layer.k_type, q, job.n_rows, dim, layer.sm_scale, s.q);
-    for (int64_t block = 0; block < job.n_chunks; block += kBlockKeys)
-      descend_block(job, block, job.n_chunks - block < kBlockKeys ? job.n_chunks - block : kBlockKeys, d, s);
+  for (int64_t head = 0; head < job.n_heads; head += most_heads) {
+    const int64_t n_heads = job.n_heads - head < most_heads ? job.n_heads - head : most_heads, n = kPaths / n_heads;
+    for (int64_t h = 0; h < n_heads; ++h)  // a head's rows are packed for themselves
+      pack_rows_of(layer.k_type, job.q + (head + h) * rows_of_head * dim, rows_of_head, static_cast<size_t>(dim),
+                   layer.sm_scale, s.q + h * rows_of_head * dim);
+    prefetch_starts(job, 0, n);
+    for (int64_t first = 0; first < job.n_chunks; first += n)
+      descend_block(job, {n_heads, first, job.n_chunks - first < n ? job.n_chunks - first : n}, paths, s);
   }
 }
 

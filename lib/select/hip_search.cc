@@ -7,14 +7,15 @@
 #include <cmath>
 
 #include "lib/call/named_keys.h"
+#include "lib/select/row_sums.h"
 #include "lib/store/cache_rows.h"
 
 namespace tandem {
 namespace {
 
-constexpr int64_t kBatchQueries = 512;  // of a call that are searched at a time
-constexpr int64_t kWantedPieces = 64;   // more than processors have cores, mostly
-constexpr int64_t kLeastOfPiece = 128;  // chunks
+constexpr int64_t kBatchQueries = 512;       // of a call that are searched at a time
+constexpr int64_t kWantedPieces = 64;        // of a stage: some for each core of a processor, mostly
+constexpr int64_t kLeastOfPiece = 32 << 10;  // bytes: some microseconds, what handing a piece over is worth
 
 const PruningStage& finest(const PruningRecord& record) {
   return *std::min_element(record.stages.begin(), record.stages.end(),
@@ -42,35 +43,6 @@ void split_chunks(const ChunkList& whole, int64_t whole_len, int64_t chunk_len, 
   for (const int32_t chunk : whole)
     for (int64_t part = chunk * n; part < (chunk + 1) * n && part * chunk_len < end; ++part)
       parts->push_back(static_cast<int32_t>(part));
-}
-
-// Orders as the float does, NaN above all others: such a chunk is kept.
-uint32_t ordered(float score) {
-  if (std::isnan(score)) return UINT32_MAX;
-  const auto bits = std::bit_cast<uint32_t>(score + 0.0f);
-  return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
-}
-
-// The least of the *n largest; *n: how many of these equal it. Scores are counted by their range's 256 parts, so that few of
-// them are ranked.
-uint32_t least_kept(std::span<const uint32_t> scores, int64_t* n, std::vector<uint32_t>* ranked) {
-  uint32_t lowest = UINT32_MAX, highest = 0;
-  for (const uint32_t score : scores) lowest = std::min(lowest, score), highest = std::max(highest, score);
-  const int shift = std::max(0, static_cast<int>(std::bit_width(highest - lowest)) - 8);
-  std::array<int32_t, 256> counts{};
-  for (const uint32_t score : scores) ++counts[(score - lowest) >> shift];
-  uint32_t part = 255;
-  for (; *n > counts[part]; --part) *n -= counts[part];
-  ranked->resize(scores.size());
-  auto end = ranked->begin();
-  for (const uint32_t score : scores) {
-    *end = score;
-    end += (score - lowest) >> shift == part ? 1 : 0;
-  }
-  const auto last = ranked->begin() + static_cast<std::ptrdiff_t>(*n) - 1;
-  std::nth_element(ranked->begin(), last, end, std::greater<>());
-  *n -= std::count_if(ranked->begin(), last, [&](uint32_t score) { return score > *last; });
-  return *last;
 }
 
 }  // namespace
@@ -148,10 +120,35 @@ void HipSearch::add_blocks(const PruningStage& stage, const PruningStage* before
     }
 }
 
-// A stage that normalises has one piece for each KV head of a block: the sum over all keys of a row cannot be put together
-// of pieces.
+// A stage that normalises and has few KV heads to judge, each for few rows, keeps these rows' largest logits until all
+// pieces of a KV head are judged; sinks and window are a piece of their own. Many rows would have too many numbers to keep:
+// they have one piece for each KV head, which the kernel normalises. Such calls have enough blocks to keep all workers busy.
+void HipSearch::cut_head(int64_t b, int32_t kv_head, int64_t n_wanted) {
+  const Block& block = blocks_[static_cast<size_t>(b)];
+  const int64_t n = block.from.n, n_rows = rows_of(block);
+  const bool are_apart = normalises() && n_wanted > 1 && n_rows <= kJudgedRows;
+  Piece piece{.block = b, .head = std::ssize(heads_), .kv_head = kv_head};
+  const auto add = [&](int64_t begin, int64_t end) {
+    piece.begin = begin, piece.end = end;
+    if (are_apart) {
+      piece.rows_at = std::exchange(n_row_scores_, n_row_scores_ + n_rows * (end - begin));
+      piece.sums_at = std::exchange(n_row_sums_, n_row_sums_ + 2 * n_rows);
+    }
+    pieces_.push_back(piece);
+  };
+  const int64_t first = std::ssize(pieces_), n_cut = normalises() && !are_apart ? 1 : n_wanted - (are_apart ? 1 : 0);
+  const int64_t n_pieces = std::clamp<int64_t>(n * bytes_of_chunk() / kLeastOfPiece, 1, std::clamp<int64_t>(n_cut, 1, n));
+  piece.counts_rest = normalises() && !are_apart;
+  for (int64_t p = 0; p < n_pieces; ++p) add(n * p / n_pieces, n * (p + 1) / n_pieces);
+  piece.counts_rest = true;
+  if (are_apart) add(n, n);
+  heads_.push_back({first, std::ssize(pieces_) - first, static_cast<int32_t>(std::ssize(pieces_) - first)});
+}
+
 void HipSearch::cut_pieces() {
   pieces_.clear();
+  heads_.clear();
+  n_row_scores_ = n_row_sums_ = 0;
   int64_t n_scores = 0, n_judged = 0;
   const int32_t n_heads = call_->shares_lists ? call_->layer->n_kv_heads : 1;
   for (Block& block : blocks_) {
@@ -161,47 +158,44 @@ void HipSearch::cut_pieces() {
     n_judged += n_heads;
   }
   scores_.resize(static_cast<size_t>(n_scores));
-  const int64_t wanted = normalises() ? 1 : (kWantedPieces + n_judged - 1) / std::max<int64_t>(1, n_judged);
+  const int64_t n_wanted = (kWantedPieces + n_judged - 1) / std::max<int64_t>(1, n_judged);
   for (int64_t b = 0; b < std::ssize(blocks_); ++b) {
     Block& block = blocks_[static_cast<size_t>(b)];
+    block.n_left = is_skipped(block) ? 1 : n_heads;
     if (is_skipped(block)) {
-      block.n_left = 1;
-      pieces_.push_back({b, block.list, 0, 0});
+      pieces_.push_back({.block = b, .head = std::ssize(heads_)});
+      heads_.push_back({std::ssize(pieces_) - 1, 1, 1});
       continue;
     }
-    const int64_t n_pieces = std::clamp<int64_t>(block.from.n / kLeastOfPiece, 1, wanted);
-    block.n_left = static_cast<int32_t>(n_heads * n_pieces);
-    for (int32_t h = 0; h < n_heads; ++h)
-      for (int64_t p = 0; p < n_pieces; ++p)
-        pieces_.push_back(
-            {b, call_->shares_lists ? h : block.list, block.from.n * p / n_pieces, block.from.n * (p + 1) / n_pieces});
+    for (int32_t h = 0; h < n_heads; ++h) cut_head(b, call_->shares_lists ? h : block.list, n_wanted);
   }
+  row_scores_.resize(static_cast<size_t>(n_row_scores_));
+  row_sums_.resize(static_cast<size_t>(n_row_sums_));
   const auto n_workers = static_cast<size_t>(call_->cpu->table->n_workers(call_->cpu->self));
   if (scratch_.size() < n_workers) scratch_.resize(n_workers);
 }
 
-int64_t HipSearch::bytes_of(const Piece& piece) const {
+int64_t HipSearch::bytes_of_key() const {
   const Layer& layer = *call_->layer;
-  const int64_t n = piece.end - piece.begin, len = stage_->chunk_len;
-  if (n == 0) return 0;
-  const int64_t of_key = row_bytes(layer.k_type, layer.k_head_dim) + scale_bytes(layer.k_type, layer.k_head_dim);
-  const int64_t n_steps = std::countr_zero(static_cast<uint64_t>(len));
-  const int64_t n_beside = normalises() ? call_->record->sink_len + call_->record->window_len : 0;
+  return row_bytes(layer.k_type, layer.k_head_dim) + scale_bytes(layer.k_type, layer.k_head_dim);
+}
+
+int64_t HipSearch::bytes_of_chunk() const {
+  const int64_t len = stage_->chunk_len;
   switch (stage_->judge) {
     case Judge::kBounds:
-      return n * row_bytes(bounded_.k_type, bounded_.k_head_dim);
+      return row_bytes(bounded_.k_type, bounded_.k_head_dim);
     case Judge::kExact:
-      return (n * len + n_beside) * of_key;
+      return len * bytes_of_key();
     case Judge::kDescent:
-      return n * (1 + n_steps) * of_key;
+      return (1 + std::countr_zero(static_cast<uint64_t>(len))) * bytes_of_key();
   }
   return 0;
 }
 
-int64_t HipSearch::n_following(const Candidates& from, int64_t i, int64_t end) {
-  int64_t n = 1;
-  while (i + n < end && from.chunk(i + n) == from.chunk(i) + n) ++n;
-  return n;
+int64_t HipSearch::bytes_of(const Piece& piece) const {
+  const int64_t n_beside = piece.counts_rest ? call_->record->sink_len + call_->record->window_len : 0;
+  return (piece.end - piece.begin) * bytes_of_chunk() + n_beside * bytes_of_key();
 }
 
 void HipSearch::add_keys(TokenRange tokens, int32_t kv_head, std::vector<KvRun>* runs) const {
@@ -219,7 +213,7 @@ void HipSearch::judge_bounds(const Piece& piece, Scratch& scratch, int32_t worke
   bounded_queries(queries_of(block, piece.kv_head), rows_of(block), layer.k_head_dim, scratch.q.data());
   scratch.runs.clear();
   for (int64_t i = piece.begin; i < piece.end; i += scratch.runs.back().n_tokens) {
-    const int64_t n = n_following(block.from, i, piece.end);
+    const int64_t n = block.from.n_following(i, piece.end);
     scratch.runs.push_back(bounds.run(layer, piece.kv_head, block.from.chunk(i), n));
   }
   ChunkJob job;
@@ -232,46 +226,68 @@ void HipSearch::judge_bounds(const Piece& piece, Scratch& scratch, int32_t worke
   call_->cpu->table->judge_chunks(call_->cpu->self, job, worker_idx);
 }
 
-// With normalising, what the block attends beside the list counts in the sums: sinks and window, each token once.
+// What the block attends beside its candidates: sinks and window, each token once. Returns how many keys these are.
+int64_t HipSearch::add_rest(const Block& block, int32_t kv_head, std::vector<KvRun>* runs) const {
+  const int64_t len = stage_->chunk_len, p0 = call_->p0(block.query), sink_len = call_->record->sink_len;
+  const int64_t window = std::max(sink_len, p0 + 1 - call_->record->window_len);
+  int64_t n_keys = 0, newest = window;
+  const auto count = [&](int64_t begin, int64_t end) {
+    if (begin >= end) return;
+    add_keys({begin, end}, kv_head, runs);
+    n_keys += end - begin;
+  };
+  count(0, std::min(sink_len, p0 + 1));
+  for (int64_t i = 0; i < block.from.n; ++i) {
+    const int64_t first = block.from.chunk(i) * len;
+    if (first + len <= window) continue;
+    count(newest, first);
+    newest = std::max(newest, first + len);
+  }
+  count(newest, p0 + 1);
+  return n_keys;
+}
+
+// With normalising, what the block attends beside the list counts in the sums.
 void HipSearch::judge_exact(const Piece& piece, Scratch& scratch, int32_t worker_idx) {
   const Block& block = blocks_[static_cast<size_t>(piece.block)];
-  const int64_t len = stage_->chunk_len, p0 = call_->p0(block.query);
-  const int64_t window = std::max(call_->record->sink_len, p0 + 1 - call_->record->window_len);
+  const int64_t len = stage_->chunk_len, n = piece.end - piece.begin;
   scratch.runs.clear();
-  int64_t n_keys = (piece.end - piece.begin) * len, newest = window;
   for (int64_t i = piece.begin; i < piece.end;) {
-    const int64_t first = block.from.chunk(i), n = n_following(block.from, i, piece.end);
-    add_keys({first * len, (first + n) * len}, piece.kv_head, &scratch.runs);
-    i += n;
-  }
-  if (normalises()) {
-    const auto count = [&](int64_t begin, int64_t end) {
-      if (begin >= end) return;
-      add_keys({begin, end}, piece.kv_head, &scratch.runs);
-      n_keys += end - begin;
-    };
-    count(0, std::min(call_->record->sink_len, p0 + 1));
-    for (int64_t i = piece.begin; i < piece.end; ++i) {
-      const int64_t first = block.from.chunk(i) * len;
-      if (first + len <= window) continue;
-      count(newest, first);
-      newest = std::max(newest, first + len);
-    }
-    count(newest, p0 + 1);
-    scratch.of_rows.resize(static_cast<size_t>(std::min<int64_t>(kJudgedRows, rows_of(block)) * (piece.end - piece.begin)));
+    const int64_t first = block.from.chunk(i), n_side_by_side = block.from.n_following(i, piece.end);
+    add_keys({first * len, (first + n_side_by_side) * len}, piece.kv_head, &scratch.runs);
+    i += n_side_by_side;
   }
   ChunkJob job;
+  job.n_keys = n * len + (piece.counts_rest ? add_rest(block, piece.kv_head, &scratch.runs) : 0);
   job.layer = call_->layer;
   job.q = queries_of(block, piece.kv_head);
   job.n_rows = static_cast<int32_t>(rows_of(block));
   job.runs = scratch.runs.data();
-  job.n_keys = n_keys;
   job.chunk_keys = len;
-  job.n_chunks = piece.end - piece.begin;
+  job.n_chunks = n;
   job.normalises = normalises();
-  job.row_largest = scratch.of_rows.data();
+  if (piece.sums_at >= 0) {
+    job.row_largest = row_scores_.data() + piece.rows_at;
+    job.row_sums = row_sums_.data() + piece.sums_at;
+  } else if (normalises()) {
+    scratch.of_rows.resize(static_cast<size_t>(std::min<int64_t>(kJudgedRows, rows_of(block)) * n));
+    job.row_largest = scratch.of_rows.data();
+  }
   job.largest = scores_of(piece);
   call_->cpu->table->judge_chunks(call_->cpu->self, job, worker_idx);
+}
+
+// Scores of a KV head whose rows the pieces have left apart. Sums are joined in the order of the pieces, whoever ended last.
+void HipSearch::pool_rows(const JudgedHead& head) {
+  const std::span pieces = std::span(pieces_).subspan(static_cast<size_t>(head.first), static_cast<size_t>(head.n));
+  const int64_t n_rows = rows_of(blocks_[static_cast<size_t>(pieces[0].block)]);
+  for (int64_t r = 0; r < n_rows; ++r) {
+    const float shift = log_sum({row_sums_.data() + pieces[0].sums_at + 2 * r, head.n, 2 * n_rows});
+    for (const Piece& piece : pieces) {
+      const int64_t n = piece.end - piece.begin;
+      raise_scores({row_scores_.data() + piece.rows_at + r * n, static_cast<size_t>(n)}, shift, r == 0, scores_of(piece));
+    }
+  }
 }
 
 // The largest logit of the rows of a query head at one key of each chunk of the piece: the one at the scratch's offset for
@@ -368,53 +384,36 @@ void HipSearch::judge(const Piece& piece, Scratch& scratch, int32_t worker_idx) 
   }
 }
 
-// Of equal scores the lower chunk is kept. Once the least score that is kept is known, one pass over the candidates makes an
-// ascending list.
-void HipSearch::keep_best(const Block& block, Scratch& scratch) {
+void HipSearch::finish_block(const Block& block, Scratch& scratch) {
   ChunkList& kept = *block.kept;
-  kept.clear();
   if (is_skipped(block)) {
+    kept.clear();
     for (int64_t i = 0; i < block.from.n; ++i) kept.push_back(static_cast<int32_t>(block.from.chunk(i)));
     return;
   }
-  const int64_t n = block.from.n, len = stage_->chunk_len;
-  const int64_t n_kept = stage_->keep_len / (stage_->plus_next ? 2 * len : len);
-  const float* const scores = scores_.data() + block.scores_at;
-  const int32_t n_heads = call_->shares_lists ? call_->layer->n_kv_heads : 1;
-  scratch.order.resize(static_cast<size_t>(n));
-  for (int64_t i = 0; i < n; ++i) {
-    uint32_t most = 0;
-    for (int32_t h = 0; h < n_heads; ++h) most = std::max(most, ordered(scores[h * n + i]));
-    scratch.order[static_cast<size_t>(i)] = most;
-  }
-  int64_t n_equal = n_kept;  // of those that equal the least, how many are kept
-  const uint32_t least = least_kept(scratch.order, &n_equal, &scratch.ranked);
-  const int64_t end = candidates_end(*call_->record, call_->p0(block.query), call_->overlaps);
-  // Lists lie side by side and are written at the same time: a list is told its length once.
-  kept.resize(static_cast<size_t>(stage_->plus_next ? 2 * n_kept : n_kept));
-  int32_t* to = kept.data();
-  int64_t newest = -1;
-  const auto put = [&](int64_t chunk) {
-    if (chunk > newest) *to++ = static_cast<int32_t>(newest = chunk);
-  };
-  for (int64_t i = 0; i < n; ++i) {
-    const uint32_t score = scratch.order[static_cast<size_t>(i)];
-    if (score < least || (score == least && n_equal-- <= 0)) continue;
-    const int64_t chunk = block.from.chunk(i);
-    put(chunk);
-    if (stage_->plus_next && (chunk + 1) * len < end) put(chunk + 1);
-  }
-  kept.resize(static_cast<size_t>(to - kept.data()));
+  const int64_t len = stage_->chunk_len, end = candidates_end(*call_->record, call_->p0(block.query), call_->overlaps);
+  ScoredCandidates of{block.from};
+  of.scores = scores_.data() + block.scores_at;
+  of.n_heads = call_->shares_lists ? call_->layer->n_kv_heads : 1;
+  of.n_kept = stage_->keep_len / (stage_->plus_next ? 2 * len : len);
+  of.plus_next = stage_->plus_next;
+  of.chunks_end = (end + len - 1) / len;
+  keep_best(of, scratch.ranks, &kept);
 }
 
-// The worker that ends the last piece of a block keeps the block's best.
+// The worker that ends the last piece of a KV head gives the head its scores; the one that ends the last head of a block
+// keeps the block's best.
 void HipSearch::finish_piece(int64_t idx, const Watch& watch, int32_t worker_idx) {
   if (watch.is_cancelled()) return;
   const Piece& piece = pieces_[static_cast<size_t>(idx)];
+  JudgedHead& head = heads_[static_cast<size_t>(piece.head)];
   Block& block = blocks_[static_cast<size_t>(piece.block)];
   Scratch& scratch = scratch_[static_cast<size_t>(worker_idx)];
-  if (piece.begin < piece.end) judge(piece, scratch, worker_idx);
-  if (std::atomic_ref(block.n_left).fetch_sub(1, std::memory_order_acq_rel) == 1) keep_best(block, scratch);
+  const auto is_last = [](int32_t& n_left) { return std::atomic_ref(n_left).fetch_sub(1, std::memory_order_acq_rel) == 1; };
+  if (piece.begin < piece.end || piece.counts_rest) judge(piece, scratch, worker_idx);
+  if (!is_last(head.n_left)) return;
+  if (piece.sums_at >= 0) pool_rows(head);
+  if (is_last(block.n_left)) finish_block(block, scratch);
 }
 
 Status HipSearch::run_stage(const PruningStage& stage, bool is_last, const Watch& watch) {

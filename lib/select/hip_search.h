@@ -2,9 +2,11 @@
 // The search for the chunks that query blocks attend (pruning.h of the ABI has the rules): stage after stage, for some
 // blocks of a call at a time, on the pool.
 //
-// A stage has a task for each query block, list and piece of the block's candidates, which gives the candidates scores. The
-// worker that finishes the last piece of a block keeps the block's best, so that a stage is one round of the pool.
-// Candidates of the first stage are a range, those of others are the parts of chunks that are listed.
+// A stage has a task for each query block, KV head and piece of the block's candidates, which gives the candidates scores. A
+// stage that normalises shifts a row's logits by their log-sum-exp, which is known when all pieces of the KV head are
+// judged: pieces leave the largest logits of each row apart, and the worker that ends the last one joins them. The worker
+// that ends the last piece of a block keeps the block's best, so that a stage is one round of the pool. Candidates of the
+// first stage are a range, those of others are the parts of chunks that are listed.
 #pragma once
 
 #include <array>
@@ -15,12 +17,11 @@
 #include "lib/base/status.h"
 #include "lib/policy/pruning.h"
 #include "lib/select/chunk_bounds.h"
+#include "lib/select/keep_best.h"
 #include "lib/store/row_cursor.h"
 #include "lib/tables/backend.h"
 
 namespace tandem {
-
-using ChunkList = std::vector<int32_t>;  // ascending
 
 // What decode calls keep of their stages.
 struct CachedLists {
@@ -99,35 +100,32 @@ class HipSearch {
                        BlockLists* lists);
 
  private:
-  // Candidates of a block: chunks [first, first + n), or the first n parts of listed chunks, which have 2^part_shift each.
-  struct Candidates {
-    int64_t first = 0, n = 0;
-    const int32_t* listed = nullptr;
-    int32_t part_shift = 0;
-    int64_t chunk(int64_t i) const {
-      if (listed == nullptr) return first + i;
-      return (int64_t{listed[i >> part_shift]} << part_shift) + (i & ((int64_t{1} << part_shift) - 1));
-    }
-  };
   struct Block {  // of a stage, for one list
     int64_t query = 0, n_queries = 0;
     int32_t list = 0;
     Candidates from;
     int64_t scores_at = 0;  // in scores_: [KV heads of the list][from.n]
     ChunkList* kept = nullptr;
-    int32_t n_left = 0;  // pieces that have no scores yet; atomic
+    int32_t n_left = 0;  // KV heads that have no scores yet; atomic
   };
   struct alignas(128) Scratch {  // of a worker: no cache line is another one's
     std::vector<KvRun> runs;
     std::vector<float> q, of_rows, of_low, of_high;
     std::vector<int32_t> low;
     std::vector<const void*> first_keys;
-    std::vector<uint32_t> order, ranked;
+    RankScratch ranks;
   };
-  struct Piece {  // of a block's candidates, for one KV head; empty: the block is skipped
-    int64_t block = 0;
+  struct Piece {                  // of a block's candidates, for one KV head; empty: the block is skipped
+    int64_t block = 0, head = 0;  // in blocks_ and heads_
     int32_t kv_head = 0;
     int64_t begin = 0, end = 0;
+    bool counts_rest = false;  // sinks and window count in the sums of this piece
+    // Where the piece leaves its rows apart: in row_scores_ [n_rows][end - begin], and in row_sums_ [n_rows][2].
+    int64_t rows_at = 0, sums_at = -1;
+  };
+  struct JudgedHead {  // a KV head of a block: pieces [first, first + n)
+    int64_t first = 0, n = 0;
+    int32_t n_left = 0;  // pieces that are not judged yet; atomic
   };
 
   Status search_range(int64_t query, int64_t n_queries, const StagePlaces& places, const Watch& watch, BlockLists* lists);
@@ -136,15 +134,16 @@ class HipSearch {
                   const std::vector<ChunkList>& parents, std::vector<ChunkList>* kept);
   void write_list(const PruningStage* last, const ChunkList* kept, int64_t end, BlockLists* lists, size_t place) const;
   void cut_pieces();
+  void cut_head(int64_t b, int32_t kv_head, int64_t n_wanted);
   void finish_piece(int64_t idx, const Watch& watch, int32_t worker_idx);
   void judge(const Piece& piece, Scratch& scratch, int32_t worker_idx);
   void judge_bounds(const Piece& piece, Scratch& scratch, int32_t worker_idx);
   void judge_exact(const Piece& piece, Scratch& scratch, int32_t worker_idx);
   void judge_descent(const Piece& piece, Scratch& scratch, int32_t worker_idx);
-  void keep_best(const Block& block, Scratch& scratch);
-  // Candidates from the i-th on that follow each other, of those before `end`.
-  static int64_t n_following(const Candidates& from, int64_t i, int64_t end);
+  void pool_rows(const JudgedHead& head);
+  void finish_block(const Block& block, Scratch& scratch);
   void add_keys(TokenRange tokens, int32_t kv_head, std::vector<KvRun>* runs) const;
+  int64_t add_rest(const Block& block, int32_t kv_head, std::vector<KvRun>* runs) const;
   bool point_at_chunks(const Piece& piece, Scratch& scratch) const;
   void descend_step_by_step(const Piece& piece, Scratch& scratch, int32_t worker_idx);
   void largest_of(const Piece& piece, int32_t head, Scratch& scratch, int32_t worker_idx, float* to) const;
@@ -153,6 +152,8 @@ class HipSearch {
     const Layer& layer = *call_->layer;
     return is_last_ && stage_->judge == Judge::kExact && (call_->shares_lists ? layer.n_q_heads : layer.group_size) > 1;
   }
+  int64_t bytes_of_key() const;
+  int64_t bytes_of_chunk() const;
   int64_t bytes_of(const Piece& piece) const;
   int64_t rows_of(const Block& block) const { return block.n_queries * call_->layer->group_size; }
   const float* queries_of(const Block& block, int32_t kv_head) const;
@@ -166,7 +167,9 @@ class HipSearch {
   bool is_last_ = false;
   std::vector<Block> blocks_;
   std::vector<Piece> pieces_;
-  std::vector<float> scores_;
+  std::vector<JudgedHead> heads_;
+  std::vector<float> scores_, row_scores_, row_sums_;
+  int64_t n_row_scores_ = 0, n_row_sums_ = 0;
   std::vector<ChunkList> kept_, parents_;
   std::vector<Scratch> scratch_;  // [n_workers]: kept from call to call
   int64_t judged_bytes_ = 0;

@@ -2,6 +2,7 @@
 #include "lib/store/row_cursor.h"
 
 #include <algorithm>
+#include <bit>
 #include <iterator>
 
 namespace tandem {
@@ -48,14 +49,20 @@ int64_t consecutive(std::span<const int32_t> positions, int64_t first, int64_t n
   return found;
 }
 
+// A list of small chunks asks for thousands of runs in each call: divisions would take most of its time, so there is but
+// one, of 32 bits, and most runs end in the page that they begin in.
 TokenRun StoreView::run_at(int64_t token, int64_t end) const {
-  const int64_t first = token / page_len, slot = token % page_len;
-  const int32_t page = pages[first];
-  const int64_t in_extent = page % extent_pages, most = std::min(extent_pages - in_extent, (end - 1) / page_len - first + 1);
+  const int page_shift = std::countr_zero(static_cast<uint64_t>(page_len));  // a page has a power of two of tokens
+  const int64_t first = token >> page_shift, slot = token & (page_len - 1);
+  const auto page = static_cast<uint32_t>(pages[first]), of_extent = static_cast<uint32_t>(extent_pages);
+  const uint32_t extent = page / of_extent;
+  const int64_t in_extent = page - extent * of_extent;
+  const TokenRun in_page{extents[extent], in_extent * page_len + slot, token, std::min(page_len - slot, end - token)};
+  if (token + in_page.n == end) return in_page;
+  const int64_t most = std::min(extent_pages - in_extent, ((end - 1) >> page_shift) - first + 1);
   int64_t n_pages = 1;
-  while (n_pages < most && pages[first + n_pages] == page + n_pages) ++n_pages;
-  return {extents[page / extent_pages], in_extent * page_len + slot, token,
-          std::min(n_pages * page_len - slot, end - token)};
+  while (n_pages < most && pages[first + n_pages] == pages[first] + n_pages) ++n_pages;
+  return {in_page.extent, in_page.row, token, std::min(n_pages * page_len - slot, end - token)};
 }
 
 bool RowCursor::next_lane() {

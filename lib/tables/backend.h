@@ -119,7 +119,11 @@ struct ChunkJob {
   int64_t n_chunks = 0;
   bool normalises = false;
   float* row_largest = nullptr;  // work space with normalises: [min(n_rows, kJudgedRows), n_chunks]
-  float* largest = nullptr;      // [n_chunks]
+  // With normalises, of up to kJudgedRows rows; null: `largest` is wanted. Where a row's keys are cut into several jobs the
+  // shifts are known when all jobs are done. Then `largest` is not written; row_largest has each row's largest logit of each
+  // chunk, and row_sums [n_rows, 2] the row's largest logit and the sum over all n_keys keys of exp(logit - this largest).
+  float* row_sums = nullptr;
+  float* largest = nullptr;  // [n_chunks]
 };
 
 // Goes from each chunk of keys to a representative by halving, each query head for itself: of the two halves of what is left

@@ -164,42 +164,58 @@ std::vector<float> scores_of(const std::vector<std::vector<float>>& logits, cons
   return scores;
 }
 
-constexpr int64_t kSinks = 16, kWindow = 64, kKept = 24, kLength = 300;
+constexpr int64_t kSinks = 16, kWindow = 64, kLength = 300;
 
-// Chunks of one key: the list has those with the largest scores. slack: how far bounds are above logits, at most.
-void judges_single_keys(const Case& of, int32_t judge, float slack) {
+// The list of a KV head has n_kept keys between sinks and window, those with the largest scores.
+void check_kept(const std::vector<int64_t>& list, const std::vector<float>& scores, int64_t n_kept, float slack,
+                const std::string& context) {
+  const int64_t length = std::ssize(scores);
+  float least = INFINITY, most = -INFINITY;
+  int64_t n = 0;
+  for (int64_t t = 0; t < length; ++t) {
+    const bool is_listed = std::binary_search(list.begin(), list.end(), t);
+    if (t < kSinks || t > length - 1 - kWindow) assert_true(is_listed);
+    if (t < kSinks || t > length - 1 - kWindow) continue;
+    n += is_listed;
+    (is_listed ? least : most) =
+        is_listed ? std::min(least, scores[static_cast<size_t>(t)]) : std::max(most, scores[static_cast<size_t>(t)]);
+  }
+  assert_int_equal(n, n_kept);
+  if (!(least >= most - slack))
+    fail_msg("%s: a key with %g is kept, one with %g is not", context.c_str(), static_cast<double>(least),
+             static_cast<double>(most));
+}
+
+struct Judged {
+  int32_t judge;
+  float slack;  // how far scores may be above logits, at most
+  int64_t length = kLength, n_kept = 24;
+  bool shares_lists = false;
+};
+
+// Chunks of one key: the list has those with the largest scores.
+void judges_single_keys(const Case& of, const Judged& by) {
   const Machine machine(of.layers);
-  const Pruned pruned(kSinks, kWindow, {stage_of(judge, 1, kKept, 1)});
+  Pruned pruned(kSinks, kWindow, {stage_of(by.judge, 1, by.n_kept, 1)});
+  pruned.pruning.shared_lists = by.shares_lists ? 1 : 0;
   Keeper hip(machine, pruned.options, of.cache);
   hip.scatter();
-  hip.append(hip.ids[0], kLength - 1, 7);
+  hip.append(hip.ids[0], by.length - 1, 7);
   const Batch batch(machine, 0, {{hip.ids[0], 1}}, 70);
   OK(tandem_attend, hip.session, &batch.args);
   std::vector<std::vector<int64_t>> lists;
   const tandem_layer_options& layer = of.layers[0];
   const int32_t group = layer.n_q_heads / layer.n_kv_heads;
   for (int32_t h = 0; h < layer.n_kv_heads; ++h) lists.push_back(hip.listed(hip.ids[0], h));
-  std::vector<std::vector<float>> logits(kLength);
-  for (int64_t t = 0; t < kLength; ++t) (void)hip.over(batch, {{t}}, &logits[static_cast<size_t>(t)]);
+  std::vector<std::vector<float>> logits(static_cast<size_t>(by.length));
+  for (int64_t t = 0; t < by.length; ++t) (void)hip.over(batch, {{t}}, &logits[static_cast<size_t>(t)]);
   std::vector<float> less;
-  if (judge == kExact && group > 1) (void)hip.over(batch, {}, &less);
+  if (by.judge == kExact && (by.shares_lists ? layer.n_q_heads : group) > 1) (void)hip.over(batch, {}, &less);
   for (int32_t h = 0; h < layer.n_kv_heads; ++h) {
-    const std::vector<float> scores = scores_of(logits, less, h, group);
-    const auto& list = lists[static_cast<size_t>(h)];
-    float least = INFINITY, most = -INFINITY;
-    int64_t n_kept = 0;
-    for (int64_t t = 0; t < kLength; ++t) {
-      const bool is_listed = std::binary_search(list.begin(), list.end(), t);
-      if (t < kSinks || t > kLength - 1 - kWindow) assert_true(is_listed);
-      if (t < kSinks || t > kLength - 1 - kWindow) continue;
-      n_kept += is_listed;
-      (is_listed ? least : most) =
-          is_listed ? std::min(least, scores[static_cast<size_t>(t)]) : std::max(most, scores[static_cast<size_t>(t)]);
-    }
-    assert_int_equal(n_kept, kKept);
-    if (!(least >= most - slack))
-      fail_msg("%s, judge %d, KV head %d: a key with %g is kept, one with %g is not", of.name.c_str(), judge, h,
-               static_cast<double>(least), static_cast<double>(most));
+    const std::vector<float> scores =
+        by.shares_lists ? scores_of(logits, less, 0, layer.n_q_heads) : scores_of(logits, less, h, group);
+    check_kept(lists[static_cast<size_t>(h)], scores, by.n_kept, by.slack,
+               of.name + ", judge " + std::to_string(by.judge) + ", KV head " + std::to_string(h));
   }
 }
 
@@ -208,11 +224,20 @@ void judges_keys_as_attention_sees_them(void**) {
   for (const auto& cases : {shapes(), storage_types()})
     for (const Case& of : cases) {
       if (!is_taken()) continue;
-      judges_single_keys(of, kDescent, 1e-4f);
-      judges_single_keys(of, kExact, 1e-4f);
+      judges_single_keys(of, {kDescent, 1e-4f});
+      judges_single_keys(of, {kExact, 1e-4f});
       if (has_bounds(of))
-        judges_single_keys(of, kBounds, 0.06f * std::sqrt(static_cast<float>(of.layers[0].k_head_dim) / 64));
+        judges_single_keys(of, {kBounds, 0.06f * std::sqrt(static_cast<float>(of.layers[0].k_head_dim) / 64)});
     }
+}
+
+// A KV head's candidates are cut into several pieces, whose rows are normalised together: 1,400 keys of 512 bytes are more
+// than twenty times what a piece has at least. So many keys are kept that those of all query heads are among them.
+void judges_in_pieces(void**) {
+  for (const int32_t group : {1, 4})
+    for (const bool shares_lists : {false, true})
+      judges_single_keys({"pieces, group " + std::to_string(group), {layer_of(group, 2, 128)}},
+                         {kExact, 1e-4f, 1480, 400, shares_lists});
 }
 
 // Descents of chunks that lie in one page, and of those that lie in several.
@@ -241,7 +266,8 @@ int main() {
   const CMUnitTest tests[] = {
       cmocka_unit_test(keeps_everything_of_shapes),         cmocka_unit_test(keeps_everything_of_types),
       cmocka_unit_test(keeps_everything_of_logit_options),  cmocka_unit_test(attends_what_it_tells),
-      cmocka_unit_test(judges_keys_as_attention_sees_them), cmocka_unit_test(descends_alike_in_any_pages),
+      cmocka_unit_test(judges_keys_as_attention_sees_them), cmocka_unit_test(judges_in_pieces),
+      cmocka_unit_test(descends_alike_in_any_pages),
   };
   return cmocka_run_group_tests(tests, nullptr, nullptr);
 }
