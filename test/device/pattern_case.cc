@@ -13,7 +13,6 @@ namespace tandem::test {
 
 namespace {
 
-constexpr int64_t kGap = 512;  // bytes between the parts of the memory
 constexpr std::byte kNothing{0xff};
 constexpr int64_t kCounterBytes = 65536 * 4;  // the first of a work space, that searches leave zero: patterns do, too
 
@@ -63,7 +62,7 @@ std::string check_chosen(const std::vector<double>& plain, int64_t n, const std:
 // ---- what a call is given ----------------------------------------------------------------------------------------------
 
 PatternCase::PatternCase(const OpenDevice& device, const PatternOptions& options)
-    : device_(device), options_(options), random_(options.seed) {
+    : MemoryImage(device), options_(options), random_(options.seed) {
   make_layer();
   make_pages();
   make_rows();
@@ -122,13 +121,6 @@ void PatternCase::make_rows() {
   }
 }
 
-PatternCase::Part PatternCase::add_part(const char* name, int64_t bytes) {
-  const Part part = {name, bytes_, bytes};
-  bytes_ = round_up(bytes_ + bytes, 256) + kGap;
-  parts_.push_back(part);
-  return part;
-}
-
 void PatternCase::make_parts() {
   DeviceSequences& sequences = call_.sequences;
   sequences.n_sequences = static_cast<int32_t>(std::ssize(options_.sequences));
@@ -142,7 +134,6 @@ void PatternCase::make_parts() {
   call_.list_queries = options_.list_queries;
   const int64_t token_stride = int64_t{layer_.n_q_heads} * options_.dim + options_.q_gap;
   call_.q = {nullptr, options_.q_type, 0, token_stride, options_.dim};
-  bytes_ = kGap;
   pool_ = add_part("pages", std::ssize(pages_) * page_bytes_);
   tables_ = add_part("page tables", std::ssize(pages_) * 8);
   sequences_ = add_part("sequences", sequences.n_sequences * int64_t{sizeof(DeviceSequence)});
@@ -153,8 +144,7 @@ void PatternCase::make_parts() {
   granules_ = add_part("granules", n_places_ * layer_.n_q_heads * call_.n_granules * int64_t{sizeof(KeyGranule)});
   totals_ = add_part("totals", 2 * sizeof(uint64_t));
   workspace_ = add_part("work space", device_.table->pattern_bytes(device_.self, &call_));
-  expected_.assign(static_cast<size_t>(bytes_), kNothing);
-  base_ = static_cast<std::byte*>(device_.allocate(bytes_));
+  allocate(kNothing);
 }
 
 // Some tokens, and some distances, have much more weight than others. Neighbours are alike.
@@ -248,33 +238,6 @@ void PatternCase::choose_any(double share) {
 
 // ---- what it leaves -----------------------------------------------------------------------------------------------------
 
-void PatternCase::write(int64_t at, const void* from, int64_t bytes) {
-  if (bytes == 0) return;
-  std::memcpy(expected_.data() + at, from, static_cast<size_t>(bytes));
-  device_.upload(base_ + at, expected_.data() + at, bytes);
-}
-
-void PatternCase::download() {
-  found_.resize(expected_.size());
-  device_.download(found_.data(), base_, bytes_);
-}
-
-void PatternCase::accept(const Part& part, int64_t from) {
-  if (from >= part.bytes) return;
-  std::copy_n(found_.begin() + part.at + from, part.bytes - from, expected_.begin() + part.at + from);
-}
-
-std::string PatternCase::check_bytes() const {
-  const auto [found, expected] = std::mismatch(found_.begin(), found_.end(), expected_.begin());
-  if (found == found_.end()) return "";
-  const int64_t at = found - found_.begin();
-  std::string where = "before all";
-  for (const Part& part : parts_)
-    if (at >= part.at) where = std::string(part.name) + " + " + std::to_string(at - part.at);
-  return "byte " + where + " is " + std::to_string(static_cast<int>(*found)) + ", not " +
-         std::to_string(static_cast<int>(*expected));
-}
-
 int64_t PatternCase::key_at(size_t sequence, int64_t token, int32_t kv_head, int32_t plane) const {
   return pool_.at + pages_[table_begin_[sequence] + static_cast<size_t>(token / options_.page_len)] + plane_at_[plane] +
          kv_head * call_.pages.head_stride[plane] + token % options_.page_len * row_bytes_.of[plane];
@@ -338,12 +301,12 @@ std::string PatternCase::index() {
   for (size_t s = 0; s < options_.sequences.size(); ++s)
     for (int32_t head = 0; head < layer_.n_q_heads && options_.sequences[s].q_len > 0; ++head)
       if (const std::string fault = check_choices(s, head); !fault.empty()) return fault;
-  accept(choices_);
-  accept(workspace_, kCounterBytes);
+  accept(choices_.at, choices_.bytes);
+  accept(workspace_.at + kCounterBytes, workspace_.bytes - kCounterBytes);
   if (const std::string fault = check_bytes(); !fault.empty()) return fault;
   device_.must(device_.table->index_patterns(device_.self, &call_, nullptr, &error), error);
   download();
-  accept(workspace_, kCounterBytes);
+  accept(workspace_.at + kCounterBytes, workspace_.bytes - kCounterBytes);
   const std::string fault = check_bytes();
   return fault.empty() ? "" : "again: " + fault;
 }
@@ -384,7 +347,7 @@ void PatternCase::expect_list(const PatternLists& lists, size_t sequence, int32_
     const Part of_list = {"", granules_.at + keys.first * int64_t{sizeof(KeyGranule)},
                           call_.n_granules * int64_t{sizeof(KeyGranule)}};
     if (keys.n < 0)
-      accept(of_list);
+      accept(of_list.at, of_list.bytes);
     else if (keys.n > 0)
       std::memcpy(expected_.data() + of_list.at, granules.data(), granules.size() * sizeof(KeyGranule));
     for (int64_t p = 0; p < parts_of(n_queries); ++p) {

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "device/open_device.h"
+#include "device/memory_image.h"
 #include "device/plain_patterns.h"
 #include "lib/tables/device.h"
 #include "reference/random.h"
@@ -44,11 +44,9 @@ struct PatternLists {
   int32_t first_head = 0, head_step = 1, n_lists = 1;
 };
 
-class PatternCase {
+class PatternCase : private MemoryImage {
  public:
   PatternCase(const OpenDevice& device, const PatternOptions& options);
-  ~PatternCase() { device_.release(base_); }
-  PatternCase(const PatternCase&) = delete;
 
   // Calls, and what is wrong with what they leave; "": nothing.
   std::string index();
@@ -58,24 +56,14 @@ class PatternCase {
   std::string describe() const;
 
  private:
-  struct Part {
-    const char* name = "";
-    int64_t at = 0, bytes = 0;
-  };
-
   void make_layer();
   void make_pages();
   void make_rows();
   void make_parts();
-  Part add_part(const char* name, int64_t bytes);
   void make_keys(size_t sequence);
   void make_queries();
   void make_call();
   void put_sequences();
-  void write(int64_t at, const void* from, int64_t bytes);
-  void download();
-  void accept(const Part& part, int64_t from = 0);  // what a call has left there is right
-  std::string check_bytes() const;
 
   int64_t parts_of(int64_t n_queries) const { return (n_queries + options_.list_queries - 1) / options_.list_queries; }
   int64_t key_at(size_t sequence, int64_t token, int32_t kv_head, int32_t plane) const;
@@ -87,7 +75,6 @@ class PatternCase {
   ChosenKeys chosen_keys(const PlainPattern& pattern, size_t sequence, int32_t head) const;
   void expect_list(const PatternLists& lists, size_t sequence, int32_t list, uint64_t (&totals)[2]);
 
-  const OpenDevice& device_;
   PatternOptions options_;
   Layer layer_;
   RopeTable rope_;
@@ -100,11 +87,7 @@ class PatternCase {
   std::vector<int64_t> first_row_, first_list_;  // of each sequence
   std::vector<std::vector<double>> keys_;        // of each sequence [token][kv_head][dim], as stored
   std::vector<double> q_;                        // [row][head][dim], as stored
-  std::vector<Part> parts_;
   Part pool_, tables_, sequences_, queries_, heads_, choices_, lists_, granules_, totals_, workspace_;
-  int64_t bytes_ = 0;
-  std::byte* base_ = nullptr;
-  std::vector<std::byte> expected_, found_;
 };
 
 }  // namespace tandem::test

@@ -13,7 +13,6 @@ namespace tandem::test {
 
 namespace {
 
-constexpr int64_t kGap = 512;  // bytes between the parts of the memory
 constexpr std::byte kNothing{0xff};
 
 int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
@@ -31,7 +30,7 @@ void SearchCounts::include(const SearchCounts& more) {
 // ---- what a call is given ----------------------------------------------------------------------------------------------
 
 SearchCase::SearchCase(const OpenDevice& device, const SearchOptions& options)
-    : device_(device),
+    : MemoryImage(device),
       options_(options),
       random_(options.seed),
       n_put_(options.lengths.size(), 0),
@@ -115,13 +114,6 @@ void SearchCase::make_pages() {
     std::swap(pages_[i - 1], pages_[static_cast<size_t>(random_.integer(0, static_cast<int64_t>(i) - 1))]);
 }
 
-SearchCase::Part SearchCase::add_part(const char* name, int64_t bytes) {
-  const Part part = {name, bytes_, bytes};
-  bytes_ = round_up(bytes_ + bytes, 256) + kGap;
-  parts_.push_back(part);
-  return part;
-}
-
 // A list has granules enough for any tokens of the longest sequence.
 void SearchCase::make_parts() {
   const int64_t longest = *std::max_element(options_.lengths.begin(), options_.lengths.end());
@@ -130,7 +122,6 @@ void SearchCase::make_parts() {
   call_.most_keys = call_.sequences.max_keys = longest;
   call_.sequences.n_sequences = options_.n_blocks;
   call_.sequences.max_q_len = most_queries();
-  bytes_ = kGap;
   pool_ = add_part("pages", std::ssize(pages_) * page_bytes_);
   tables_ = add_part("page tables", std::ssize(pages_) * 8);
   sequences_ = add_part("sequences", n_sequences * static_cast<int64_t>(sizeof(DeviceSequence)));
@@ -144,8 +135,7 @@ void SearchCase::make_parts() {
   granules_ = add_part("granules",
                        int64_t{options_.n_blocks} * n_lists() * call_.n_granules * static_cast<int64_t>(sizeof(KeyGranule)));
   workspace_ = add_part("work space", device_.table->search_bytes(device_.self, &call_));
-  expected_.assign(static_cast<size_t>(bytes_), kNothing);
-  base_ = static_cast<std::byte*>(device_.allocate(bytes_));
+  allocate(kNothing);
 }
 
 // Tokens from a token back to the one whose key it has; 0: its key is its own.
@@ -209,17 +199,6 @@ void SearchCase::make_call() {
   call_.workspace = base_ + workspace_.at;
   const std::vector<std::byte> zeros(static_cast<size_t>(workspace_.bytes));
   write(workspace_.at, zeros.data(), workspace_.bytes);
-}
-
-void SearchCase::write(int64_t at, const void* from, int64_t bytes) {
-  if (bytes == 0) return;
-  std::memcpy(expected_.data() + at, from, static_cast<size_t>(bytes));
-  device_.upload(base_ + at, expected_.data() + at, bytes);
-}
-
-void SearchCase::download() {
-  found_.resize(expected_.size());
-  device_.download(found_.data(), base_, bytes_);
 }
 
 // The keys of tokens up to `end`. Many are written with all that is in the pages.

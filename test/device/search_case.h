@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "device/open_device.h"
+#include "device/memory_image.h"
 #include "device/plain_search.h"
 #include "lib/policy/pruning.h"
 #include "lib/tables/device.h"
@@ -53,11 +53,9 @@ struct SearchCounts {
   void include(const SearchCounts& more);
 };
 
-class SearchCase {
+class SearchCase : private MemoryImage {
  public:
   SearchCase(const OpenDevice& device, const SearchOptions& options);
-  ~SearchCase() { device_.release(base_); }
-  SearchCase(const SearchCase&) = delete;
 
   // Calls, and what is wrong with what they leave; "": nothing.
   std::string bound(const std::vector<BoundedTokens>& of_sequences);
@@ -72,15 +70,9 @@ class SearchCase {
   std::string describe() const;
 
  private:
-  struct Part {
-    const char* name = "";
-    int64_t at = 0, bytes = 0;
-  };
-
   void make_layer();
   void make_stages();
   void make_parts();
-  Part add_part(const char* name, int64_t bytes);
   void make_pages();
   int64_t distance_to_repeated(int64_t token) const;
   void make_keys(size_t sequence);
@@ -90,8 +82,6 @@ class SearchCase {
   void make_call();
   void put_blocks(const std::vector<SearchBlock>& blocks);
   DeviceSequence describe_sequence(size_t sequence, int64_t end) const;
-  void write(int64_t at, const void* from, int64_t bytes);  // to the device, and to what is expected there
-  void download();
 
   int32_t n_lists() const { return options_.shares_lists ? 1 : options_.n_kv_heads; }
   int32_t most_queries() const { return options_.keeps_lists ? 1 : 64; }
@@ -108,9 +98,6 @@ class SearchCase {
     return reinterpret_cast<T*>(base_ + at);
   }
 
-  // What a call has left right, is copied to what is expected.
-  void accept(int64_t at, int64_t bytes);
-  std::string check_bytes() const;  // all others
   std::string check_bounds(size_t sequence, int64_t chunk, int32_t bounds_idx);
   std::string check_bounds_row(size_t sequence, int64_t chunk, int32_t kv_head, int32_t bounds_idx) const;
   std::string check_block(const SearchBlock& block, size_t nth);
@@ -125,7 +112,6 @@ class SearchCase {
   std::string check_named(const PlainSearch& search, size_t nth, int32_t list, const std::vector<PlainList>& lists,
                           int64_t n_open);
 
-  const OpenDevice& device_;
   SearchOptions options_;
   Layer layer_;
   RopeTable rope_;
@@ -139,12 +125,8 @@ class SearchCase {
   std::vector<double> q_;                  // [row][head][dim], as stored
   std::vector<int64_t> n_put_;             // tokens of each sequence whose keys are in the pool
   std::vector<int64_t> n_bounded_;         // tokens of each sequence whose complete chunks have bounds
-  std::vector<Part> parts_;
   Part pool_, tables_, sequences_, queries_, lists_, named_, granules_, workspace_;
-  int64_t bytes_ = 0;
-  std::byte* base_ = nullptr;
   std::vector<std::byte> keys_image_;  // the pool with all keys
-  std::vector<std::byte> expected_, found_;
   SearchCounts counts_;
 };
 

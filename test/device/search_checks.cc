@@ -39,20 +39,6 @@ std::string SearchCase::describe() const {
   return text;
 }
 
-void SearchCase::accept(int64_t at, int64_t bytes) {
-  std::memcpy(expected_.data() + at, found_.data() + at, static_cast<size_t>(bytes));
-}
-
-std::string SearchCase::check_bytes() const {
-  if (std::memcmp(expected_.data(), found_.data(), expected_.size()) == 0) return "";
-  const auto at = std::mismatch(expected_.begin(), expected_.end(), found_.begin()).first - expected_.begin();
-  const auto behind = std::upper_bound(parts_.begin(), parts_.end(), at, [](auto x, const Part& of) { return x < of.at; });
-  if (behind == parts_.begin()) return "a byte in front of everything has changed";
-  const Part& part = *(behind - 1);
-  return "byte " + std::to_string(at - part.at) + " of " + std::to_string(part.bytes) + " of the " + part.name +
-         " has changed";
-}
-
 // ---- bounds ------------------------------------------------------------------------------------------------------------
 
 std::string SearchCase::check_bounds_row(size_t sequence, int64_t chunk, int32_t kv_head, int32_t bounds_idx) const {
