@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What tandem-bench takes for the memory that is left: trees of /proc and /sys as machines and containers show them.
+// What the programs take for the memory that is left, and for the processor's name: trees of /proc and /sys as machines and
+// containers show them.
 #include <filesystem>
 #include <fstream>
 
@@ -12,7 +13,7 @@ struct File {
   const char *path, *text;
 };
 
-int64_t available_in(std::initializer_list<File> files) {
+std::string tree_of(std::initializer_list<File> files) {
   const std::string root = TANDEM_TEST_FOLDER "/tree";
   std::filesystem::remove_all(root);
   for (const File& file : files) {
@@ -20,8 +21,10 @@ int64_t available_in(std::initializer_list<File> files) {
     std::filesystem::create_directories(path.parent_path());
     std::ofstream(path) << file.text;
   }
-  return tools::available_memory_bytes(root);
+  return root;
 }
+
+int64_t available_in(std::initializer_list<File> files) { return tools::available_memory_bytes(tree_of(files)); }
 
 constexpr File kMeminfo = {"/proc/meminfo", "MemTotal: 9000000 kB\nMemAvailable: 8000000 kB\nHugePages_Total: 0\n"};
 constexpr int64_t kOfMeminfo = INT64_C(8000000) << 10;
@@ -80,6 +83,12 @@ void version_1(void**) {
                    1500000);
 }
 
+void processor_has_a_name(void**) {
+  const File cpuinfo = {"/proc/cpuinfo", "processor\t: 0\nmodel\t\t: 17\nmodel name\t: A Processor @ 2 GHz\n"};
+  assert_string_equal(tools::processor_name(tree_of({cpuinfo})).c_str(), "A Processor @ 2 GHz");
+  assert_string_equal(tools::processor_name(tree_of({})).c_str(), "unknown");
+}
+
 }  // namespace
 
 int main() {
@@ -89,6 +98,7 @@ int main() {
       cmocka_unit_test(groups_above),
       cmocka_unit_test(containers),
       cmocka_unit_test(version_1),
+      cmocka_unit_test(processor_has_a_name),
   };
   return cmocka_run_group_tests(tests, nullptr, nullptr);
 }

@@ -94,7 +94,7 @@ void slips_are_named(void**) {
     const char* in_err;
   } kSlips[] = {
       {{}, 2, "show FILE"},
-      {{"sho", path}, 2, "\"sho\" is neither show nor search"},
+      {{"sho", path}, 2, "\"sho\" is none of show, search and profile"},
       {{"show"}, 2, "show needs a file"},
       {{"show", "--json", path}, 2, "unexpected argument"},
       {{"show", path, path}, 2, "unexpected argument"},

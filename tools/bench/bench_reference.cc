@@ -6,6 +6,8 @@
 #include <limits>
 #include <set>
 
+#include "tools/common/random_rows.h"
+
 namespace tools {
 namespace {
 

@@ -62,6 +62,15 @@ std::vector<int32_t> cpus_by_core() {
   return first;
 }
 
+std::string processor_name(const std::string& root) {
+  std::ifstream cpuinfo(root + "/proc/cpuinfo");
+  for (std::string line; std::getline(cpuinfo, line);) {
+    const size_t colon = line.find(": ");
+    if (line.rfind("model name", 0) == 0 && colon != line.npos) return line.substr(colon + 2);
+  }
+  return "unknown";
+}
+
 int64_t last_level_cache_bytes(const std::vector<int32_t>& cpus) {
   std::map<std::string, int64_t> caches;  // shared_cpu_list -> bytes
   for (const int32_t cpu : cpus) {

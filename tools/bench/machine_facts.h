@@ -11,6 +11,9 @@ namespace tools {
 // CPUs of the affinity mask: one of each core first, then the second threads of the same cores.
 std::vector<int32_t> cpus_by_core();
 
+// As the system names the processor; "unknown" where the system does not.
+std::string processor_name(const std::string& root = "");
+
 // Sum over the distinct last-level caches of these CPUs; 32 MiB where the system does not say.
 int64_t last_level_cache_bytes(const std::vector<int32_t>& cpus);
 

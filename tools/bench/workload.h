@@ -90,9 +90,4 @@ class Workload {
   std::vector<float> lse_;
 };
 
-// Normal random numbers with a fixed sequence per seed, about as fast as memory.
-void fill_normal(float* out, int64_t n, uint64_t seed);
-uint16_t bf16_of(float value);  // nearest, ties to even; finite values only
-float f32_of(uint16_t bf16);
-
 }  // namespace tools

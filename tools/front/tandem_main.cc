@@ -33,7 +33,7 @@ struct Command {
 constexpr Command kCommands[] = {
     {"info", "what the library finds: processor, memory, devices, versions", "CMake builds it with TANDEM_BUILD_TOOLS=ON"},
     {"plan", "memory and routes of a model and a context, nothing allocated", "CMake builds it with TANDEM_BUILD_TOOLS=ON"},
-    {"patterns", "which keys each head attends, by a file of head patterns", "CMake builds it with TANDEM_BUILD_TOOLS=ON"},
+    {"patterns", "which keys each head attends, by a file; what that takes", "CMake builds it with TANDEM_BUILD_TOOLS=ON"},
     {"bench", "speed of attention, checked, against this machine's limits", "CMake builds it with TANDEM_BUILD_TOOLS=ON"},
     {"generate", "continue or score a text with a Llama-family model", "CMake builds it with TANDEM_BUILD_EXAMPLES=ON"},
     {"demo", "a model answers from 16,384 tokens, dense and hybrid",

@@ -54,6 +54,8 @@ std::string picture(const PatternHeads& heads) {
   return out;
 }
 
+}  // namespace
+
 Json head_json(const tandem_head_pattern& head) {
   Json json;
   json["kinds"] = Json::array();
@@ -70,8 +72,6 @@ Json head_json(const tandem_head_pattern& head) {
     if ((head.kinds & of_kind[i]) != 0) json[kSizes[i].first] = kSizes[i].second;
   return json;
 }
-
-}  // namespace
 
 std::string patterns_text(const PatternHeads& heads) {
   const Counts all(heads, 0, heads.n_layers);

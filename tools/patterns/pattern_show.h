@@ -9,6 +9,8 @@
 
 namespace tools {
 
+// "kinds", and the sizes of these by the names of tandem_head_pattern.
+Json head_json(const tandem_head_pattern& head);
 // A table by layer, and a picture of one letter a head.
 std::string patterns_text(const PatternHeads& heads);
 Json patterns_json(const PatternHeads& heads);

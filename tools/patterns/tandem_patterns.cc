@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: MIT
-// tandem-patterns: what a file of head patterns says, as tandem_patterns_read() reads it, and the search that makes one.
+// tandem-patterns: what a file of head patterns says, as tandem_patterns_read() reads it; the search that makes one; and the
+// times that patterns take.
 #include <cstdio>
 #include <fstream>
 
 #include "tools/common/flags.h"
 #include "tools/common/run_tool.h"
+#include "tools/patterns/pattern_profile.h"
 #include "tools/patterns/pattern_search.h"
 #include "tools/patterns/pattern_show.h"
 
@@ -33,18 +35,21 @@ std::vector<Flag> patterns_flags(PatternsCommand* command) {
 std::string patterns_help() {
   PatternsCommand command;
   return "tandem patterns show FILE [flags]\n"
-         "tandem patterns search MODEL --text FILE --out FILE.json [flags]\n\n"
+         "tandem patterns search MODEL --text FILE --out FILE.json [flags]\n"
+         "tandem patterns profile [FILE] [--pattern a_shape=100/800 ...] [--out PROFILE] [flags]\n\n"
          "show: which keys each head attends under the policy \"patterns\" with this file: a table by layer, and a picture "
          "of "
          "one letter\n"
          "a head. FILE is JSON as MInference publishes it, or gates as DuoAttention publishes them, which some flags are "
          "for.\n"
          "search: finds patterns for the heads of a model within a budget, by Tandem's Python package; search --help lists "
-         "its "
-         "flags.\n\n"
+         "its flags.\n"
+         "profile: measures what an append takes, by pattern and length; profile --help lists its flags.\n\n"
          "  tandem patterns show patterns.json\n"
          "  tandem patterns show gates.tsv --group-size 4 --threshold 0.5\n"
-         "  tandem patterns search MODEL --text FILE --contexts 8192 --budget 0.33 --out patterns.json\n\n" +
+         "  tandem patterns search MODEL --text FILE --contexts 8192 --budget 0.33 --out patterns.json\n"
+         "  tandem patterns profile patterns.json --out profile.json\n\n"
+         "Flags of show:\n\n" +
          flags_help(patterns_flags(&command));
 }
 
@@ -55,8 +60,9 @@ Result parse_command(int argc, const char* const* argv, PatternsCommand* command
     command->help = true;
     return {};
   }
-  if (argc < 2) return usage_error("what to do is missing: show FILE or search MODEL (--help tells more)");
-  if (first != "show") return usage_error("\"%s\" is neither show nor search: tandem patterns show FILE", first.c_str());
+  if (argc < 2) return usage_error("what to do is missing: show FILE, search MODEL or profile (--help tells more)");
+  if (first != "show")
+    return usage_error("\"%s\" is none of show, search and profile: tandem patterns show FILE", first.c_str());
   const bool has_path = argc > 2 && argv[2][0] != '-';
   if (has_path) command->path = argv[2];
   const int n_read = has_path ? 3 : 2;
@@ -73,6 +79,7 @@ Result write_file(const std::string& path, const std::string& text) {
 
 Result patterns_main(int argc, const char* const* argv, bool*) {
   if (argc > 1 && std::string(argv[1]) == "search") return run_pattern_search(argc, argv);
+  if (argc > 1 && std::string(argv[1]) == "profile") return run_pattern_profile(argc, argv);
   PatternsCommand command;
   TOOL_TRY(parse_command(argc, argv, &command));
   if (command.help) {

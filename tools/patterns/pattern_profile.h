@@ -1,0 +1,12 @@
+// SPDX-License-Identifier: MIT
+// `tandem patterns profile`: measures what an append takes by pattern and length, or reads such a profile.
+#pragma once
+
+#include "tools/common/result.h"
+
+namespace tools {
+
+// argv[1] is "profile".
+Result run_pattern_profile(int argc, const char* const* argv);
+
+}  // namespace tools

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: MIT
+// Times of one append under policy "patterns": one layer, whose query heads all have one pattern.
+//
+// A sequence is filled to all of its keys but the last `chunk`. A repeat appends these with their queries by one call of
+// tandem_attend(), which is timed, and takes them back. Patterns take turns, so that a busy moment of the machine meets all
+// of them. Each pattern has a session of its own; the cache is common.
+//
+// Keys and queries are noise around rows that return every 1,024 tokens. So there are diagonals to find, and they lie apart,
+// as they do in models.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tools/common/handles.h"
+#include "tools/common/result.h"
+#include "tools/patterns/profile_options.h"
+
+namespace tools {
+
+struct ProfileTime {
+  double ns = 0;  // median of the repeats
+  int64_t pairs = 0, dense_pairs = 0;
+};
+
+class ProfileBench {
+ public:
+  // cancel: a flag that ends a measurement early, by a failure.
+  static Result create(const ProfileLayer& layer, const int32_t* cancel, std::unique_ptr<ProfileBench>* bench);
+
+  // Refuses a length whose keys the memory does not hold.
+  Result check_memory(int64_t kv_len) const;
+
+  // Fails unless heads whose window is longer than the sequence give the outputs of policy "all".
+  Result check_outputs(int64_t kv_len);
+
+  // (*times)[i] is that of patterns[i].
+  Result measure(int64_t kv_len, const std::vector<tandem_head_pattern>& patterns, std::vector<ProfileTime>* times);
+
+  const tandem_engine* engine() const { return engine_.get(); }
+
+ private:
+  // [n_tokens, n_heads, head_dim] in the type of the call's tensors
+  struct Rows {
+    int64_t n_heads = 0;
+    std::vector<uint8_t> bytes;
+  };
+  ProfileBench(const ProfileLayer& layer, const int32_t* cancel) : layer_(layer), cancel_(cancel) {}
+  Result create_objects();
+  Result create_session(const tandem_head_pattern* pattern, Session* session) const;
+  Rows make_rows(int64_t first_token, int64_t n_tokens, int64_t n_heads, uint64_t seed) const;
+  tandem_tensor tensor(Rows* rows, int64_t n_tokens) const;
+  Result fill(int64_t sequence, int64_t n_tokens);
+  Result attend(tandem_session* session, int64_t sequence, int64_t q_len, double* ns);
+  Result repeat(int64_t sequence, int64_t kv_len, const std::vector<Session>& sessions, std::vector<double>* ns);
+  Result compare(int64_t sequence, int64_t kv_len, int64_t q_len);
+  std::vector<float> outputs(int64_t q_len) const;
+
+  ProfileLayer layer_;
+  const int32_t* cancel_;
+  std::vector<float> base_;  // [kPeriod, head_dim], the rows that return
+  Engine engine_;
+  Model model_;
+  Cache cache_;
+  Rows q_, k_, v_, o_;
+};
+
+}  // namespace tools

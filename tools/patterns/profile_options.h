@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: MIT
+// The command line of `tandem patterns profile`.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tools/common/result.h"
+
+namespace tools {
+
+// One layer, and how it is measured.
+struct ProfileLayer {
+  int64_t n_q_heads = 32, n_kv_heads = 8, head_dim = 128;
+  int32_t kv_type = TANDEM_BF16;
+  int32_t io_type = TANDEM_BF16;  // of q, k, v and o
+  int64_t chunk = 8192;           // queries of a call
+  int64_t threads = 0;            // 0: the library's default
+  int64_t repeats = 3;
+};
+
+struct ProfileOptions {
+  bool help = false, json = false, append = false;
+  ProfileLayer layer;
+  std::string heads_path;                     // a file of head patterns
+  std::vector<tandem_head_pattern> patterns;  // of --pattern
+  std::vector<int64_t> lengths = {8192, 32768, 131072};
+  std::string out, svg;
+  std::string from;         // a profile to read; nothing is measured
+  std::vector<int64_t> at;  // lengths to interpolate for
+};
+
+// argv[0] is "profile".
+Result parse_profile_options(int argc, const char* const* argv, ProfileOptions* options);
+std::string profile_help();
+
+}  // namespace tools
