@@ -8,7 +8,8 @@
 //   stand_in_stream.h      streams, graphs, the loss of the device
 //   stand_in_memory.h      whose memory is where
 //   stand_in_call.h        what calls have in common; stand_in_attend.cc, stand_in_exchange.cc, stand_in_observe.cc,
-//   stand_in_patterns.cc, stand_in_rebuild.cc, stand_in_search.cc: the calls; stand_in_sums.h: what they spend their time with
+//                          stand_in_patterns.cc, stand_in_rebuild.cc, stand_in_search.cc: the calls
+//   stand_in_sums.h        what they spend their time with
 #pragma once
 
 #include <atomic>
