@@ -44,10 +44,8 @@ struct PrefillSize {
 struct PrefillTerms {
   int64_t extent_len = 0, buffer_bytes = 0;
   int32_t n_multiprocessors = 0;
-  int32_t piece_heads = 0;    // KV heads of a piece, at most; 0: as many as take least time
-  int64_t append_tokens = 0;  // of a chunk, at most; 0: kMostAppend
-  // true: all chunks but the last are as long as there is room for. false: they are about as long as each other.
-  bool has_full_chunks = false;
+  int32_t piece_heads = 0;       // KV heads of a piece, at most; 0: as many as take least time
+  int64_t append_tokens = 0;     // of a chunk, at most; 0: kMostAppend
   int64_t layer_page_bytes = 0;  // of a window's page
   bool keeps_lse = false;        // of all queries: those of the last ones are counted
   bool streams = true;           // keys outside the window
@@ -55,6 +53,8 @@ struct PrefillTerms {
   int64_t n_units = 0, tiles_of_unit = 0, most_tiles = 0;  // most_tiles: that any sequence has
   int32_t n_list_heads = 0;
   int64_t most_bytes = INT64_MAX;  // of the area, as far as groups of fewer KV heads keep to that
+  // true: all chunks but the last are as long as there is room for. false: they are about as long as each other.
+  bool has_full_chunks = false;
 };
 inline constexpr int64_t kMostAppend = 16384;
 // Tasks of all of a chunk's tickets are filled before the first of them is posted.
