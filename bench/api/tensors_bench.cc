@@ -22,7 +22,7 @@
 #include "tools/bench/machine_facts.h"
 #include "tools/bench/pinned_team.h"
 #include "tools/bench/read_bandwidth.h"
-#include "tools/bench/workload.h"
+#include "tools/common/random_rows.h"
 
 namespace {
 
