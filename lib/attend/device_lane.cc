@@ -179,6 +179,21 @@ int64_t whole_blocks(const Call& call, int64_t n, int64_t n_left) {
 
 }  // namespace
 
+namespace {
+
+// The sequence that ends a chunk which begins with sequence `begin`. A policy that names keys names them for single queries
+// otherwise than for appends, so there a chunk has one kind.
+size_t end_of_chunk(const Call& call, size_t begin) {
+  const std::vector<SequenceCall>& all = call.calls();
+  const size_t last_kind = first_of_last_kind(all);
+  if (!call.facts.policy.names_keys()) return begin < last_kind ? last_kind : all.size();
+  size_t end = begin;
+  while (end < all.size() && all[end].is_append == all[begin].is_append) ++end;
+  return end;
+}
+
+}  // namespace
+
 // The next rows of the caller's tensors, up to those of a ticket and most_queries of a sequence.
 Status DeviceLane::next_chunk(Call& call, ChunkPlace* place, Chunk* chunk) {
   if (const int64_t n = long_append_.chunk_len(call, *place); n > 0) return long_append_.next_chunk(call, n, place, chunk);
@@ -190,7 +205,7 @@ Status DeviceLane::next_chunk(Call& call, ChunkPlace* place, Chunk* chunk) {
   std::vector<SequenceCall>& calls = task.scratch.calls;
   calls.clear();
   const int64_t first_row = all[place->call].first_row + place->query;
-  const size_t last_kind = first_of_last_kind(all), end = place->call < last_kind ? last_kind : all.size();
+  const size_t end = end_of_chunk(call, place->call);
   int64_t n_rows = 0;
   while (place->call < end && n_rows < call.most_tokens) {
     const SequenceCall& whole = all[place->call];
@@ -202,6 +217,8 @@ Status DeviceLane::next_chunk(Call& call, ChunkPlace* place, Chunk* chunk) {
     // A gap in the positions ends a query block, too.
     const int64_t n = n_near < n_left ? n_near : whole_blocks(call, n_left, whole.q_len - place->query);
     if (n == 0) break;  // the next chunk begins with the block
+    // Head patterns choose keys for all queries of a sequence in a chunk: what a chunk of its own has room for is not cut.
+    if (follows_patterns(call) && !calls.empty() && place->query == 0 && n < whole.q_len) break;
     SequenceCall& part = calls.emplace_back(whole);
     part.q_len = n;
     part.first_row = n_rows;

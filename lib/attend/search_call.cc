@@ -85,6 +85,13 @@ Status check_search(const Call& call) {
         TANDEM_ERROR_UNSUPPORTED, "flags",
         "flags = TANDEM_ATTEND_SPECULATIVE in layer %d, which has policy \"%s\": on device tensors it takes no guesses", l,
         call.facts.policy.name);
+  const int64_t most_queries = *std::max_element(call.args.q_lens, call.args.q_lens + call.args.n_sequences);
+  if (call.args.partial && most_queries <= 1)
+    return fail(
+        TANDEM_ERROR_UNSUPPORTED, "flags",
+        "flags = TANDEM_ATTEND_PARTIAL in layer %d, which has policy \"%s\": on device tensors an append has several "
+        "queries of some sequence",
+        l, call.facts.policy.name);
   if (!call.facts.policy.prunes) return {};
   const int64_t* const q_lens = call.args.q_lens;
   const bool has_append = std::any_of(q_lens, q_lens + call.args.n_sequences, [](int64_t n) { return n > 1; });

@@ -174,10 +174,48 @@ void assert_refuses(const Patterned& patterned, int64_t n, int32_t status, const
   assert_int_equal(side.length(), 0);
 }
 
+// Single queries stand before, between and behind appends, and three appends have more rows than a ticket.
+void sequences_of_any_order(void**) {
+  const std::vector<int64_t> all_q_lens[] = {{300, 300, 300}, {1, 140, 1}, {65, 1, 150}};
+  for (const auto& heads : {some_heads(), choosing()}) {
+    const Patterned patterned(kQHeads, heads);
+    Side side(true), twin(false);
+    std::vector<std::vector<float>> answers[2];
+    for (Side* each : {&side, &twin}) {
+      change_session(each, patterned.options);
+      int64_t ids[3] = {each->sequence, 0, 0};
+      for (int s = 1; s < 3; ++s) OK(tandem_sequence_create, &ids[s], each->cache);
+      for (const std::vector<int64_t>& q_lens : all_q_lens) {
+        Call call(q_lens[0] + q_lens[1] + q_lens[2], q_lens[1]);
+        if (each == &side) call.to_device();
+        tandem_attend_args args = call.args(*each);
+        args.n_sequences = 3;
+        args.sequences = ids;
+        args.q_lens = q_lens.data();
+        OK(tandem_attend, each->session, &args);
+        answers[each == &side ? 0 : 1].push_back(call.output());
+      }
+    }
+    for (size_t i = 0; i < answers[0].size(); ++i)
+      assert_close_to(answers[0][i], answers[1][i], "call " + std::to_string(i));
+  }
+}
+
 void what_is_refused(void**) {
   Patterned narrow(kQHeads, some_heads());
   narrow.options.window_tokens = 64;
   assert_refuses(narrow, 100, TANDEM_ERROR_CAPACITY, "window_tokens", "policy \"patterns\"");
+  Side side(true);
+  const Patterned chosen(kQHeads, choosing());
+  change_session(&side, chosen.options);
+  Call call(1, 1);
+  call.to_device();
+  tandem_attend_args args = call.args(side);
+  args.flags = TANDEM_ATTEND_PARTIAL;
+  tandem_error* error = nullptr;
+  const int32_t status = tandem_attend(side.session, &args, &error);
+  assert_refused(status, error, TANDEM_ERROR_UNSUPPORTED, "flags", "several queries");
+  assert_int_equal(side.length(), 0);
 }
 
 // Lists that the device has made of an append give way to those of the next call.
@@ -247,6 +285,7 @@ int main() {
       cmocka_unit_test_teardown(long_appends_answer_as_on_the_host, forget),
       cmocka_unit_test_teardown(planned_steps_answer_as_on_the_host, forget),
       cmocka_unit_test_teardown(calls_of_both_kinds, forget),
+      cmocka_unit_test_teardown(sequences_of_any_order, forget),
       cmocka_unit_test_teardown(what_is_refused, forget),
       cmocka_unit_test_teardown(tells_no_keys_that_the_device_has_chosen, forget),
       cmocka_unit_test_teardown(failures_take_all_back, forget),
