@@ -86,7 +86,8 @@ int64_t count_searched_keys(const SessionCore& core, const SequenceState& state)
 }
 
 uint64_t* pair_totals(const SessionCore& core, size_t layer_idx) {
-  return core.pair_totals.data() == nullptr ? nullptr : core.pair_totals.as<uint64_t>() + 2 * layer_idx;
+  if (core.pair_totals.data() == nullptr || core.options.patterns[layer_idx].are_known_ahead()) return nullptr;
+  return core.pair_totals.as<uint64_t>() + 2 * layer_idx;
 }
 
 ListedPairs read_listed_pairs(const SessionCore& core, size_t layer_idx) {

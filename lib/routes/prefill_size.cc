@@ -242,7 +242,7 @@ Status size_long(const SizeTerms& terms, const CallShape& shape, bool streams, P
     of_layer.append_tokens =
         policy.prunes ? searched_tokens(terms, shape, of_layer.append_tokens) : pattern_tokens(of_layer.append_tokens);
     if (of_layer.append_tokens == 0) return {};
-    of_layer.has_full_chunks = policy.follows_patterns;  // which say how many queries choose their keys together
+    of_layer.has_full_chunks = policy.follows_patterns;  // a chunk is the queries that choose their keys together
   }
   if (names) {
     of_layer.n_units = shape.n_idx;

@@ -87,6 +87,17 @@ void check_sequence(const DevicePatterns& call, const DeviceSequence& sequence) 
           "a sequence is longer than the call says");
 }
 
+// visit(number of the sequence, sequence, its keys) for each sequence that has queries.
+template <typename Visit>
+void for_sequences(const DevicePatterns& call, Visit visit) {
+  const DeviceSequence* sequences = read_sequences(call.sequences, -1);
+  for (int32_t s = 0; s < call.sequences.n_sequences; ++s) {
+    if (sequences[s].q_len == 0) continue;
+    check_sequence(call, sequences[s]);
+    visit(s, sequences[s], WindowRows(call, sequences[s]));
+  }
+}
+
 // The lists of one query head of a sequence.
 struct HeadLists {
   const DevicePatterns& call;
@@ -130,12 +141,7 @@ void check(const DevicePatterns& call) {
 
 void index_patterns(const DevicePatterns& call) {
   const PatternChoices layout = choices_of(call);
-  const DeviceSequence* sequences = read_sequences(call.sequences, -1);
-  for (int32_t s = 0; s < call.sequences.n_sequences; ++s) {
-    const DeviceSequence& sequence = sequences[s];
-    if (sequence.q_len == 0) continue;
-    check_sequence(call, sequence);
-    const WindowRows rows(call, sequence);
+  for_sequences(call, [&](int32_t s, const DeviceSequence& sequence, const WindowRows& rows) {
     for (int32_t head = 0; head < call.layer->n_q_heads; ++head) {
       const PlainPattern pattern = pattern_of(call, sequence, rows, head);
       require((pattern.head.kinds & ~call.kinds) == 0, "a head has a pattern that the call does not tell of");
@@ -147,17 +153,12 @@ void index_patterns(const DevicePatterns& call) {
         store_bits(chosen.key_blocks[b], words + layout.blocks_at() + static_cast<int64_t>(b) * layout.block_words,
                    layout.block_words);
     }
-  }
+  });
 }
 
 void list_patterns(const DevicePatterns& call) {
   const PatternChoices layout = choices_of(call);
-  const DeviceSequence* sequences = read_sequences(call.sequences, -1);
-  for (int32_t s = 0; s < call.sequences.n_sequences; ++s) {
-    const DeviceSequence& sequence = sequences[s];
-    if (sequence.q_len == 0) continue;
-    check_sequence(call, sequence);
-    const WindowRows rows(call, sequence);
+  for_sequences(call, [&](int32_t s, const DeviceSequence& sequence, const WindowRows& rows) {
     for (int32_t list = 0; list < call.n_lists; ++list) {
       const int32_t head = call.first_head + list * call.head_step;
       require(head < call.layer->n_q_heads, "a list of a head that there is not");
@@ -166,7 +167,7 @@ void list_patterns(const DevicePatterns& call) {
       for (int64_t block = 0; block < pattern.n_blocks(); ++block)
         HeadLists{call, sequence, s, list}.write(pattern, chosen, block);
     }
-  }
+  });
 }
 
 }  // namespace stand_in
