@@ -14,9 +14,8 @@
 //
 //   speedup    how much faster than policy "all"
 //   allowed    pairs of a query and a key under policy "all", divided by the pairs that heads attend
-//   in_tiles   the same, where a block of 128 queries attends tiles of 128 keys, as kernels do: of the keys that a list
-//   names,
-//              and of the range behind them
+//   in_tiles   the same, where a block of 128 queries attends tiles of 128 keys, as kernels do. Heads that choose their keys
+//              count with as many as a block has on average, so that this is up to 15 % too high for them
 //
 // Queries and keys are noise (seeds 1 to 5), so that diagonals with large weights are scattered. With `runs` logits rise
 // where query and key are nearly a multiple of 4,096 tokens apart, and diagonals with large weights come in runs of 64 and

@@ -163,7 +163,7 @@ typedef struct tandem_session_stats {
 /* Waits for refreshes in flight and for calls under way on the device. */
 TANDEM_API int32_t tandem_session_get_stats(tandem_session_stats *stats, const tandem_session *session, tandem_error **error);
 
-/* pattern_pairs and pattern_dense_pairs of one layer. */
+/* pattern_pairs and pattern_dense_pairs of one layer. Waits for calls under way on the device. */
 TANDEM_API int32_t tandem_session_pattern_pairs(int64_t *pairs, int64_t *dense_pairs, const tandem_session *session, int32_t layer_idx,
                                                 tandem_error **error);
 

@@ -28,13 +28,13 @@ struct Reservation {
   int64_t step_sequences = 0, step_lists = 0, step_pages = 0;  // of a planned step; key lists of a sequence and layer
   int64_t slot_idx = 0;                                        // indices of named keys that a slot has room for
   int64_t sent_idx = 0;                                        // indices that come from host memory
-  int64_t n_lists = 0, n_granules = 0;                         // key lists made of indices, of an eager call; their granules
-  int64_t step_named = 0, step_granules = 0;                   // likewise of a planned step: of a sequence; of each list
-  int64_t block_list_bytes = 0;                                // lists of query blocks that no sequence keeps
-  int64_t search_bytes = 0;                                    // of the device's module, for searches
-  int64_t has_part_states = 0;                                 // 1: states of keys that come in pieces have room too
-  int64_t prefill_bytes = 0;                                   // area of long appends
-  int64_t workspace_bytes = 0;                                 // of the device's module
+  int64_t n_lists = 0, n_granules = 0;        // key lists that the device makes in an eager call; their granules
+  int64_t step_named = 0, step_granules = 0;  // likewise of a planned step: of a sequence; of each list
+  int64_t block_list_bytes = 0;               // lists of query blocks that no sequence keeps; choices of patterns
+  int64_t search_bytes = 0;                   // of the device's module, for searches and head patterns
+  int64_t has_part_states = 0;                // 1: states of keys that come in pieces have room too
+  int64_t prefill_bytes = 0;                  // area of long appends
+  int64_t workspace_bytes = 0;                // of the device's module
 
   void add_descriptors(int64_t n_sequences, int64_t n_table_entries);
   void add_lists(int64_t n);

@@ -29,8 +29,8 @@ namespace tandem {
 
 inline constexpr int64_t kMostProbes = 64;    // rows of a probe
 inline constexpr int64_t kProbePiece = 2048;  // keys of a piece, but for the last one
-inline constexpr int64_t kProbedQueries =
-    kPatternProbes;  // the last of a chunk, of whose weights columns and diagonals are made
+// The last queries of a chunk, whose weights choose columns and diagonals.
+inline constexpr int64_t kProbedQueries = kPatternProbes;
 
 // A chunk of queries of one query head.
 struct HeadChunk {

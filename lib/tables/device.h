@@ -297,7 +297,7 @@ struct DevicePatterns {
   // keys[sequence * n_lists + i] of attend()'s sequences first_list + b * parts up to first_list + (b + 1) * parts, where
   // first_list is that of s and parts = ceil(kPatternBlock / list_queries), or as many as the last block's queries need. The
   // granules of these lists are granules[block * n_lists + i][n_granules], where block = first_list / parts + s + b, rounded
-  // down: another number for each block, and less than n_blocks() of the call.
+  // down: another number for each block, less than the call's blocks + n_sequences.
   int32_t first_head = 0, head_step = 1, n_lists = 0;
   int32_t list_queries = 1;  // that each of attend()'s sequences has, the last of a block fewer
   DeviceKeys* keys = nullptr;
