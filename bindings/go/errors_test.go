@@ -284,19 +284,31 @@ func TestAnAllocatorThatPanicsRefuses(t *testing.T) {
 	check(t, w.cache.Reserve(w.sequence, 100_000))
 }
 
-// A selection in the background waits for memory, and a drain does not wait longer than it is told.
+// A selection in the background waits for memory, and a drain does not wait longer than it is told. The tokens are appended by a
+// goroutine of their own, as the append after the one that started the selection waits for it.
 func TestADrainThatTakesTooLong(t *testing.T) {
 	heap, options := newHeap()
 	w := newWorldOn(t, must(NewEngine(options)), 0, 1)
 	heap.waits.Store(true)
 	session := evicting(w)
 	defer session.Close()
-	for end := time.Now().Add(time.Minute); !heap.waiting.Load() && time.Now().Before(end); {
-		appendOne(t, session, w.sequence)
-		time.Sleep(2 * time.Millisecond)
+	appended := make(chan struct{})
+	go func() {
+		defer close(appended)
+		for end := time.Now().Add(time.Minute); !heap.waiting.Load() && time.Now().Before(end); {
+			appendOne(t, session, w.sequence)
+		}
+	}()
+	for done := false; !done && !heap.waiting.Load(); {
+		select {
+		case <-appended:
+			done = true
+		case <-time.After(time.Millisecond):
+		}
 	}
 	err := w.engine.Drain(20 * time.Millisecond)
 	heap.waits.Store(false)
+	<-appended
 	refused(t, err, ErrTimeout, "timeout_ns", "timeout_ns = 20000000")
 	check(t, w.engine.Drain(-1))
 }

@@ -280,13 +280,23 @@ fn a_drain_that_takes_too_long() {
     let mut o = vec![f32::NAN; q.len()];
     heap.waits.store(true, Ordering::SeqCst);
     let end = Instant::now() + Duration::from_secs(60);
-    while !heap.waiting.load(Ordering::SeqCst) && Instant::now() < end {
-        let args = Attend::new(0, std::slice::from_ref(&world.sequence), &[1], heads(&q), heads_mut(&mut o));
-        session.attend(args.append(kv(&k), kv(&v))).unwrap();
-        std::thread::sleep(Duration::from_millis(2));
-    }
-    let drained = world.engine.drain(Some(Duration::from_millis(20)));
-    heap.waits.store(false, Ordering::SeqCst);
+    // Another thread drains, as the append after the one that started the selection waits for it.
+    let drained = std::thread::scope(|scope| {
+        let engine = &world.engine;
+        let drain = scope.spawn(move || {
+            while !heap.waiting.load(Ordering::SeqCst) && Instant::now() < end {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            let drained = engine.drain(Some(Duration::from_millis(20)));
+            heap.waits.store(false, Ordering::SeqCst);
+            drained
+        });
+        while heap.waits.load(Ordering::SeqCst) {
+            let args = Attend::new(0, std::slice::from_ref(&world.sequence), &[1], heads(&q), heads_mut(&mut o));
+            session.attend(args.append(kv(&k), kv(&v))).unwrap();
+        }
+        drain.join().unwrap()
+    });
     refused(drained, Status::Timeout, "timeout_ns", "timeout_ns = 20000000");
     world.engine.drain(None).unwrap();
 }
