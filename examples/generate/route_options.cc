@@ -29,7 +29,7 @@ Failure RouteOptions::check(const Flags& flags, const EngineOptions& engine, con
   if (engine.kv_place != kOnHost)
     return flags.refuse_given({"--route", "--stream-share", "--recompute-share", "--x-type", "--stream-buffer"},
                               "is for --kv host alone");
-  if (has_all_keys(policy.policy))
+  if (has_all_keys(engine, policy))
     return {"--kv: \"host\" with --policy \"" + policy.policy + "\": the GPU has all keys then"};
   if (engine.eager) return {"--eager: is unused with --kv host, which decodes in calls of its own"};
   std::string known;

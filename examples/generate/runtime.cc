@@ -95,8 +95,8 @@ Failure EngineOptions::check_machine() const {
 
 void PolicyOptions::declare(Flags* flags) {
   flags->integer("--window",
-                 "newest tokens, always attended (default: the library's); under hip and patterns with --device cuda at\n"
-                 "least as many as the model was made for, as the GPU has all keys then",
+                 "newest tokens, always attended (default: the library's, and with --device cuda under hip and patterns\n"
+                 "as many as the model was made for; under hip at least as many)",
                  0, kMaxTokens, &window_tokens);
   flags->integer("--sinks", "first tokens, always attended (default: the library's)", 0, kMaxTokens, &sink_tokens);
   flags->real("--alpha", "hgca: factor of the moving average of attention weights, MAW", 1e-6, 1, &alpha);
@@ -129,10 +129,14 @@ Failure PolicyOptions::check(const char* flag) const {
   return parsed.parse(pruning, "--pruning");
 }
 
-bool has_all_keys(const std::string& policy) { return policy == "hip" || policy == "patterns"; }
+// Under patterns a prompt brings the keys that its window lacks, unless the library rotates them.
+bool has_all_keys(const EngineOptions& engine, const PolicyOptions& policy) {
+  const bool is_window_given = policy.window_tokens >= 0 || engine.kv_place == kOnHost;
+  return policy.policy == "hip" || (policy.policy == "patterns" && (!is_window_given || engine.rope != 0));
+}
 
 int64_t window_of(const EngineOptions& engine, const PolicyOptions& policy, int64_t longest) {
-  const bool has_all = engine.place == kCuda && has_all_keys(policy.policy) && longest > 0;
+  const bool has_all = engine.place == kCuda && has_all_keys(engine, policy) && longest > 0;
   return has_all ? std::max(policy.window_tokens, longest) : policy.window_tokens;
 }
 

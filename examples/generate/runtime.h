@@ -67,8 +67,8 @@ struct PolicyOptions {
   void set(const std::string& name);  // "hgca", or "hip=PRUNING"
 };
 
-// Whether a GPU has all keys under the policy.
-bool has_all_keys(const std::string& policy);
+// Whether a GPU's window has all keys under the policy.
+bool has_all_keys(const EngineOptions& engine, const PolicyOptions& policy);
 // The window of a session whose sequences have up to `longest` tokens (0: not known). Where a GPU prunes it has all keys of
 // a sequence, and the window says no more than that: a shorter one is lengthened.
 int64_t window_of(const EngineOptions& engine, const PolicyOptions& policy, int64_t longest);

@@ -125,7 +125,8 @@ typedef struct tandem_session_stats {
   int32_t reserved;
   int64_t n_attends;              /* calls */
   int64_t n_query_tokens;         /* queries, per layer */
-  int64_t resident_kv_bytes_read; /* K and V read by attention inside the window; of calls under "hip" on device tensors an upper bound */
+  int64_t resident_kv_bytes_read; /* K and V read by attention inside the window, or brought to the device for an append under
+                                     "patterns"; of calls under "hip" on device tensors an upper bound */
   int64_t host_kv_bytes_read;     /* outside it: sinks, selected or all keys, the union over a query group */
   int64_t dense_kv_bytes;         /* what policy "all" would have read in the same calls */
   int64_t evicted_tokens;         /* per layer */
@@ -140,7 +141,8 @@ typedef struct tandem_session_stats {
   int64_t host_part_ns;           /* that: from its queries having arrived to its states being there */
   int64_t staged_kv_bytes;        /* appended K and V that came from the device to the host store: through pinned slots and a
                                      worker, and by copies, as those of long appends do */
-  int64_t filled_kv_bytes;        /* K and V copied from the host store into windows that lacked them */
+  int64_t filled_kv_bytes;        /* K and V copied from the host store into windows that lacked them, and for appends under
+                                     "patterns" */
   int64_t n_stream_parts;         /* parts outside the window that the device computed: as n_host_parts */
   int64_t stream_part_ns;         /* that: from when the bus could begin to the last key being on the device */
   int64_t streamed_kv_bytes;      /* K and V that crossed the bus for these */

@@ -56,7 +56,19 @@ struct Call {
             .named = args.named != nullptr ? &scratch.named : nullptr,
             .may_name = may_name(),
             .sink_len = session.options.sink_len,
-            .window_len = session.options.window_len};
+            .window_len = session.options.window_len,
+            .decode_keys = narrow_decode_keys()};
+  }
+  // Under head patterns, on a device.
+  const std::vector<DecodeKeys>* narrow_decode_keys() const {
+    if (!args.on_device || !facts.policy.follows_patterns) return nullptr;
+    const PatternsOfLayer& patterns = session.options.patterns[facts.idx];
+    return patterns.narrows_decode() ? &patterns.decode : nullptr;
+  }
+  // The address of a page of whole_layer, as windows have them.
+  int64_t page_of_whole_layer(int64_t token) const {
+    const WindowGeometry::LayerPlanes& planes = device().geometry().layers[facts.idx];
+    return reinterpret_cast<intptr_t>(whole_layer + token / kDevicePageLen * planes.bytes) - planes.at[0];
   }
   RouteCall route_call() const { return {device(), cache(), layer(), facts.idx, scratch.calls, *task, args.stream}; }
 
@@ -74,6 +86,8 @@ struct Call {
   DeviceSequences queries, blocks;
   // In device memory, where the device makes an append's key lists of head patterns (lib/attend/pattern_call.h).
   const DeviceHeadPattern* head_patterns = nullptr;
+  // In device memory: pages of all keys of the layer, where a long append has brought them (lib/attend/whole_layer.h).
+  std::byte* whole_layer = nullptr;
   const int32_t* positions = nullptr;  // of a speculative call on a device, of all tokens
   // Where the caller names keys, on a device: their indices. They are the caller's, or, where has_host_idx says so, in host
   // memory until send_indices() has copied them.

@@ -121,7 +121,7 @@ Status DeviceLane::reserve_sequences(Call& call, CallShape* shape) {
     SequenceCall& of = scratch.calls[i];
     SequenceShape& sized = scratch.shapes[i];
     Sequence& sequence = *of.sequence;
-    TANDEM_TRY(check_resident(call.session, call.facts, of.length));
+    TANDEM_TRY(check_resident(call.session, call.facts, of.length, call.appends() || !of.is_append));
     if (call.appends()) TANDEM_TRY(call.cache().ensure(sequence, std::max(sequence.longest(), of.length), "q_lens"));
     if (call.args.parent_idx == nullptr)
       sequence.extend_positions(of.length);

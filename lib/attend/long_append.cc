@@ -35,8 +35,9 @@ constexpr int64_t kTicket = kMostTicketTokens;
 const SequenceCall& sequence_of(const Call& chunk) { return chunk.calls()[0]; }
 
 // The first token of the chunk that lies in the work space: those before it in its page are in the window. INT64_MAX where
-// the window's ring has room for the whole chunk.
+// the window's ring has room for the whole chunk. Where all keys of the layer have been brought, they are there: 0.
 int64_t own_pages_begin(const Call& chunk) {
+  if (chunk.taken.prefill.brings_layer()) return 0;
   const SequenceCall& of = sequence_of(chunk);
   const int64_t n_pages = (of.length - 1) / kDevicePageLen - of.resident_begin / kDevicePageLen + 1;
   if (n_pages <= of.window->n_pages()) return INT64_MAX;
@@ -68,14 +69,16 @@ bool sees_outside(const Call& call, const SequenceCall& of, int64_t query) {
 
 Status LongAppend::size_and_pin(Call& call, const CallShape& shape) {
   const bool searches = call.facts.policy.names_keys();
-  if ((searches ? core_.refuses_long_searches : core_.refuses_long) || call.goes_short) return {};
+  const bool refuses = (searches ? core_.refuses_long_searches : core_.refuses_long) || call.goes_short;
+  if (refuses && !follows_patterns(call)) return {};
   const SizeTerms terms = core_.terms();
   PrefillSize size;
   TANDEM_TRY(size_long(terms, shape, call.taken.uses[kPlanStream], &size));
-  if (size.n_tokens == 0) return {};
+  if (size.n_tokens == 0 || (refuses && !size.brings_layer())) return {};
   RoutesTaken taken = call.taken;
   taken.prefill = size;
-  if (call.device().is_frozen() && !call.device().held().has_room(reserve_call(terms, shape, taken))) {
+  const bool has_room = !call.device().is_frozen() || call.device().held().has_room(reserve_call(terms, shape, taken));
+  if (!has_room && !size.brings_layer()) {
     if (!std::exchange(core_.has_told_of_graphs, true))
       call.cache().engine().log(
           TANDEM_LOG_INFO, "long appends are attended %lld tokens at a time, as graphs hold the session's memory as it is",
@@ -88,6 +91,12 @@ Status LongAppend::size_and_pin(Call& call, const CallShape& shape) {
                                  {0, terms.streamed(shape, call.scratch.shapes[i]).end}) &&
                 is_pinned;
   if (!accept_pins(call, is_pinned)) return {};
+  if (size.brings_layer()) {
+    // Copies from memory that cannot be pinned take longer, no more.
+    for (const SequenceCall& of : call.calls())
+      (void)call.cache().pin(*of.sequence, call.args.layer_idx, {0, of.first_query});
+    TANDEM_TRY(whole_.reserve(call, size.whole_tokens));
+  }
   TANDEM_TRY(call.device().reserve_side());
   call.taken.prefill = size;
   rows_.choose_way(call);
@@ -97,7 +106,7 @@ Status LongAppend::size_and_pin(Call& call, const CallShape& shape) {
 // Groups of fewer KV heads take less memory, and chunks of a ticket each less still: what there is a plan for may be an
 // append to more keys, of which a group has fewer heads.
 bool LongAppend::retry_smaller(Call& call, const Status& lack) {
-  if (call.taken.prefill.n_tokens == 0 || !is_for_lack_of_memory(lack)) return false;
+  if (call.taken.prefill.n_tokens == 0 || call.taken.prefill.brings_layer() || !is_for_lack_of_memory(lack)) return false;
   const PrefillSize lacking = std::exchange(call.taken.prefill, {});
   if (call.args.named != nullptr) {  // whose lists may take more than all else: others may have room
     call.goes_short = true;
@@ -126,6 +135,7 @@ int64_t LongAppend::chunk_len(const Call& call, const ChunkPlace& place) const {
   const PrefillSize& size = call.taken.prefill;
   const SequenceCall& whole = call.calls()[place.call];
   const int64_t first_query = whole.first_query + place.query;
+  if (size.brings_layer()) return whole.is_append ? std::min(whole.q_len - place.query, size.n_tokens) : 0;
   if (size.n_tokens == 0 || (call.facts.heads != nullptr && first_query < core_.options.sink_len)) return 0;
   if (!size.streams() && sees_outside(call, whole, first_query)) return 0;
   int64_t n_left = whole.q_len - place.query;
@@ -151,7 +161,8 @@ Status LongAppend::next_chunk(Call& call, int64_t n_tokens, ChunkPlace* place, C
   task.scratch.named.idx += first_row * task.scratch.named.token_stride;
   tiles_.begin(names ? &task.scratch.named : nullptr, part, call.layer());
   place->query += n_tokens;
-  if (place->query == whole.q_len) *place = {place->call + 1, 0};
+  is_last_ = place->query == whole.q_len;
+  if (is_last_) *place = {place->call + 1, 0};
   chunk->own.emplace(core_, chunk->args->args, task.scratch, &task);
   chunk->call = &*chunk->own;
   chunk->call->taken = call.taken;
@@ -164,7 +175,11 @@ Status LongAppend::prepare(Call& chunk) {
   clear_visibility(chunk.scratch);
   SequenceCall& of = chunk.calls()[0];
   evict_before(chunk, &of);
-  (void)see_keys(chunk, of);  // fails when a call is cancelled, which one on a device cannot be
+  (void)see_keys(chunk, of);                 // fails when a call is cancelled, which one on a device cannot be
+  if (chunk.taken.prefill.brings_layer()) {  // to its kernels all keys are resident
+    of.host_begin = of.host_end = of.resident_begin = 0;
+    of.has_host = false;
+  }
   of.cpu_begin = of.has_host ? of.host_end : of.host_begin;
   of.kept_begin = core_.evicted_to(of.state->window_begin, of.length);
   rows_.prepare(chunk);
@@ -215,6 +230,11 @@ void LongAppend::choose_pieces(Call& chunk) {
 
 Status LongAppend::fill(Call& chunk) {
   const SequenceCall& of = sequence_of(chunk);
+  if (chunk.taken.prefill.brings_layer()) {
+    whole_.list(chunk);
+    (void)of.window->begin_use(chunk.facts.idx);  // which pages of the chunk will be copied to
+    return {};
+  }
   TANDEM_TRY(fill_window(chunk, of, own_pages_begin(chunk)));
   wait_for_sent_rows(chunk);
   const int64_t sink_end = of.streaming_heads.keys.sink_end;
@@ -224,15 +244,19 @@ Status LongAppend::fill(Call& chunk) {
 
 Status LongAppend::launch(Call& chunk) {
   Work work;
-  TANDEM_TRY(describe(chunk, &work));
   bool is_launched = false;
   const AtEnd undo([&] {
     if (is_launched) return;
     chunk.device().side()->settle();
     if (chunk.task->n_pieces[kPlanStream] > 0) route().wait_after_failure(chunk.route_call());
+    if (chunk.taken.prefill.brings_layer()) whole_.settle(chunk.args.stream);
     chunk.task->launch_failed = true;
   });
+  // The ticket comes behind the copies from the store, which so stays as it is until they have ended.
+  if (chunk.taken.prefill.brings_layer()) TANDEM_TRY(whole_.bring(chunk, &chunk.whole_layer));
+  TANDEM_TRY(describe(chunk, &work));
   TANDEM_TRY(launch_all(chunk, work));
+  if (chunk.taken.prefill.brings_layer()) TANDEM_TRY(whole_.done(chunk, is_last_));
   if (chunk.facts.policy.keeps_maw) TANDEM_TRY(count_tail(chunk));
   is_launched = true;
   return {};
@@ -311,13 +335,12 @@ Status LongAppend::describe(Call& chunk, Work* work) const {
   if (chunk.task->n_pieces[kPlanStream] > 0)
     bytes += route().describe(chunk.route_call(), upload + bytes, device.work().descriptors() + bytes);
   auto* const table = reinterpret_cast<int64_t*>(upload + bytes);
-  const int64_t area =
-      reinterpret_cast<intptr_t>(device.work().prefill_area()) - device.geometry().layers[chunk.facts.idx].at[0];
-  const int64_t first_own = own_pages_begin(chunk) / kDevicePageLen;
+  const int64_t first_own = own_pages_begin(chunk) / kDevicePageLen,
+                own_at = device.geometry().layers[chunk.facts.idx].at[0];
   for (int64_t page = first_page; page <= last_page; ++page)
     table[page % described.table_len] =
         device.page_offset(page < first_own ? of.window->page_of(page * kDevicePageLen)
-                                            : area + (page - first_own) * chunk.taken.prefill.page_bytes);
+                                            : reinterpret_cast<intptr_t>(page_of(chunk, page)) - own_at);
   auto* const there = reinterpret_cast<DeviceSequence*>(device.work().descriptors());
   work->chunk.sequences = there;
   work->chunk.page_tables = reinterpret_cast<const int64_t*>(device.work().descriptors() + bytes);
@@ -419,6 +442,13 @@ Status LongAppend::attend_group(const Call& chunk, Work& work, const HeadRun& he
   return call_device(chunk.device().device(), &DeviceTable::attend, &of_chunk, chunk.args.stream);
 }
 
+// Where a page lies that is not in the window's ring.
+std::byte* LongAppend::page_of(const Call& chunk, int64_t page) const {
+  const int64_t first_own = own_pages_begin(chunk) / kDevicePageLen;
+  std::byte* const first = chunk.whole_layer != nullptr ? chunk.whole_layer : chunk.device().work().prefill_area();
+  return first + (page - first_own) * chunk.device().geometry().layers[chunk.facts.idx].bytes;
+}
+
 // Pages of the chunk take the place of those that have left the window.
 Status LongAppend::keep_window(const Call& chunk) const {
   const DeviceSession& device = chunk.device();
@@ -433,8 +463,7 @@ Status LongAppend::keep_window(const Call& chunk) const {
     const int64_t to = of.window->page_of(page * kDevicePageLen);
     if (to != before + device.geometry().page_bytes) copies.cut();  // a ring has one memory or several
     before = to;
-    copies.add(reinterpret_cast<std::byte*>(to) + planes.at[0],
-               device.work().prefill_area() + (page - first_own) * chunk.taken.prefill.page_bytes, planes.bytes);
+    copies.add(reinterpret_cast<std::byte*>(to) + planes.at[0], page_of(chunk, page), planes.bytes);
   }
   for (const StridedCopy& copy : copies.copies())
     TANDEM_TRY(call_device(device.device(), &DeviceTable::copy_strided, &copy, chunk.args.stream));

@@ -3,8 +3,9 @@
 // over the bus, if there are any:
 //
 // clang-format off
+//   keys       of the whole layer, where head patterns choose among all and the window has the newest alone (whole_layer.h)
 //   rows       to pages of the window, or of the work space where the ring is too short, and to the host (chunk_rows.h)
-//   search     where the policy names keys, all of which the window has: for the keys of each query block (search_call.h)
+//   search     where the policy names keys, all of which are on the device: for those of each query block (search_call.h)
 //   for a group of KV heads:
 //     pieces   attend, with the states of those before | send the next piece
 //     chunk    attend to the window and the chunk's own keys, with the states of the pieces, into the caller's tensors
@@ -19,6 +20,7 @@
 #include "lib/attend/chunk_rows.h"
 #include "lib/attend/lane.h"
 #include "lib/attend/named_tiles.h"
+#include "lib/attend/whole_layer.h"
 
 namespace tandem {
 
@@ -43,6 +45,7 @@ class LongAppend final : public ChunkWork {
  private:
   struct Work;  // of launch()
   KeyRoute& route() const { return *core_.key_routes[kPlanStream]; }
+  std::byte* page_of(const Call& chunk, int64_t page) const;
   void choose_pieces(Call& chunk);
   void expect_pieces(const Call& chunk) const;
   void count_named(const Call& chunk);
@@ -62,6 +65,8 @@ class LongAppend final : public ChunkWork {
   SessionCore& core_;
   ChunkRows rows_;
   NamedTiles tiles_;                  // of the chunk
+  WholeLayer whole_;                  // where the call brings all keys of the layer
+  bool is_last_ = false;              // the chunk has its sequence's last queries
   std::vector<int64_t> piece_table_;  // pages of a buffer
 };
 

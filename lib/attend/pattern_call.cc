@@ -50,42 +50,31 @@ void for_parts(const Call& chunk, Visit visit) {
   }
 }
 
-// What a head attends whose window begins at a token: the first n_units units and [begin, end).
-struct SinksAndRange {
-  int64_t n_units = 0, begin = 0;
-
-  SinksAndRange(bool is_full, int64_t sink_len, int64_t window_begin) {
-    const int64_t sink_end = pattern_units(sink_len) * kPatternUnit;
-    if (is_full || window_begin <= sink_end) return;
-    n_units = pattern_units(sink_len);
-    begin = window_begin;
-  }
-};
-
 SinksAndRange keys_of_block(const HeadPattern& head, int64_t first_query) {
   return {!head.has(TANDEM_PATTERN_A_SHAPE), head.sink_len, first_query + 1 - head.window_len};
 }
-SinksAndRange keys_of_query(const DecodeKeys& head, int64_t token) {
-  return {head.are_all, head.sink_len, token + 1 - head.window_len};
-}
 
-DeviceKeys list_of(const SinksAndRange& keys, int64_t first_granule) {
+// Of the keys from resident_begin on; the host attends those before.
+DeviceKeys list_of(const SinksAndRange& keys, int64_t first_granule, int64_t resident_begin) {
+  const int64_t n_gone = std::min(keys.n_units, resident_begin / kPatternUnit);
   DeviceKeys list;
-  list.first = static_cast<int32_t>(first_granule);
-  list.n = static_cast<int32_t>(keys.n_units);
-  list.begin = static_cast<int32_t>(keys.begin);
+  list.first = static_cast<int32_t>(first_granule + n_gone);
+  list.n = static_cast<int32_t>(keys.n_units - n_gone);
+  list.begin = static_cast<int32_t>(std::max(keys.begin, resident_begin));
   return list;
 }
 
-// The first tokens of each sequence, a granule for each unit that it has.
+// The first tokens of each sequence, a granule for each unit that it has, of the keys that the window has.
 void write_granules(const Call& chunk, int64_t n_units, KeyGranule* to) {
   for (const SequenceCall& of : chunk.calls())
     for (int64_t unit = 0; unit < n_units; ++unit, ++to) {
       *to = {};
-      if (unit * kPatternUnit >= of.length) continue;
-      to->token = static_cast<int32_t>(unit * kPatternUnit);
-      to->keys = 0xff;
-      to->page = chunk.device().page_offset(of.window->page_of(unit * kPatternUnit));
+      const int64_t token = unit * kPatternUnit, n_gone = std::clamp<int64_t>(of.resident_begin - token, 0, kPatternUnit);
+      if (token >= of.length || n_gone == kPatternUnit) continue;
+      to->token = static_cast<int32_t>(token);
+      to->keys = (0xffu << n_gone) & 0xffu;
+      to->page = chunk.device().page_offset(chunk.whole_layer != nullptr ? chunk.page_of_whole_layer(token)
+                                                                         : of.window->page_of(token));
     }
 }
 
@@ -115,6 +104,11 @@ int64_t most_units(const PatternsOfLayer& patterns, int64_t n_tokens) {
     most = std::max(most, pattern_units(head.sink_len) + head.vertical_len + n_bands_of(head) * kOfBand +
                               head.n_blocks * (kPatternKeyBlock / kPatternUnit));
   return std::min(most, pattern_units(n_tokens));
+}
+
+// Keys of a sequence that lists may be made of, where the longest sequence has n_tokens.
+int64_t most_keys_of(const PolicyOptions& options, int64_t n_tokens) {
+  return std::max(most_searched(options), n_tokens > options.window_len ? whole_layer_tokens(n_tokens) : 0);
 }
 
 PatternChoices choices_of(int64_t most_keys, int64_t most_queries) { return {most_keys, most_queries, kPatternBlock}; }
@@ -210,14 +204,15 @@ int64_t describe_pattern_lists(const Call& chunk, DeviceKeys* to, int64_t n_sequ
       for_parts(chunk, [&](size_t i, int64_t block, int64_t, int64_t) {
         for (int32_t h = 0; h < layer.n_kv_heads; ++h) {
           const HeadPattern& head = patterns.heads[static_cast<size_t>(h * layer.group_size + g)];
-          *list++ = list_of(keys_of_block(head, chunk.calls()[i].first_query + block), static_cast<int64_t>(i) * n_units);
+          *list++ = list_of(keys_of_block(head, chunk.calls()[i].first_query + block), static_cast<int64_t>(i) * n_units, 0);
         }
       });
   } else {
     if (!patterns.narrows_decode()) return 0;
     for (size_t i = 0; i < chunk.calls().size(); ++i)
       for (const DecodeKeys& head : patterns.decode)
-        *list++ = list_of(keys_of_query(head, chunk.calls()[i].first_query), static_cast<int64_t>(i) * n_units);
+        *list++ = list_of(keys_of_query(head, chunk.calls()[i].first_query), static_cast<int64_t>(i) * n_units,
+                          chunk.calls()[i].resident_begin);
     std::fill(list, to + n_sequences * layer.n_kv_heads, DeviceKeys());
     list = to + n_sequences * layer.n_kv_heads;
   }
@@ -231,7 +226,7 @@ namespace {
 void reserve_lists(const SizeTerms& terms, const CallShape& shape, int64_t n_blocks, int64_t n_parts, int64_t most_queries,
                    Reservation* needs) {
   const Layer& layer = *shape.layer;
-  const int64_t n_sequences = std::ssize(shape.sequences), most_keys = most_searched(terms.options);
+  const int64_t n_sequences = std::ssize(shape.sequences), most_keys = most_keys_of(terms.options, shape.longest());
   DevicePatterns lists;
   lists.layer = &layer;
   lists.pages.page_len = kDevicePageLen;
@@ -295,7 +290,8 @@ Status index_patterns(const Call& chunk, const DeviceAttend& window, DevicePatte
   lists->list_queries = static_cast<int32_t>(part_len(chunk));
   lists->keys = device.work().list_keys();
   lists->granules = device.work().granules();
-  lists->n_granules = static_cast<int32_t>(most_units(patterns_of(chunk), most_searched(chunk.session.options)));
+  lists->n_granules =
+      static_cast<int32_t>(most_units(patterns_of(chunk), most_keys_of(chunk.session.options, lists->sequences.max_keys)));
   lists->totals = pair_totals(chunk.session, chunk.facts.idx);
   return call_device(device.device(), &DeviceTable::index_patterns, lists, chunk.args.stream);
 }
@@ -357,7 +353,10 @@ void commit_patterns(const Call& chunk, const SequenceCall& of) {
   of.state->named_block = -1;
   const int64_t key_bytes = plane_bytes(chunk.layer()).total();
   const auto count = [&](const SinksAndRange& keys, int64_t end) {
-    chunk.session.sums.resident_kv_bytes_read += (keys.n_units * kPatternUnit + end - keys.begin) * key_bytes;
+    const int64_t n_host =
+        std::min(keys.sink_end(), of.resident_begin) + std::max<int64_t>(0, of.resident_begin - keys.begin);
+    chunk.session.sums.host_kv_bytes_read += n_host * key_bytes;
+    chunk.session.sums.resident_kv_bytes_read += (keys.sink_end() + end - keys.begin - n_host) * key_bytes;
   };
   if (!is_append(chunk)) {
     for (const DecodeKeys& head : patterns.decode) count(keys_of_query(head, of.first_query), of.length);
@@ -369,8 +368,7 @@ void commit_patterns(const Call& chunk, const SequenceCall& of) {
     for (int32_t h = 0; h < n_lists; ++h) {
       const SinksAndRange keys = keys_of_block(patterns.of_list(h), t);
       const int64_t end = std::min(of.length, t + kPatternBlock);
-      for (int32_t g = 0; g < chunk.layer().n_q_heads / n_lists; ++g)
-        pairs.add(t, end, keys.n_units * kPatternUnit, keys.begin);
+      for (int32_t g = 0; g < chunk.layer().n_q_heads / n_lists; ++g) pairs.add(t, end, keys.sink_end(), keys.begin);
       count(keys, end);
     }
   chunk.facts.selector->count(pairs);
@@ -384,7 +382,7 @@ void list_pattern_keys(const SessionCore& core, const HeadOfSequence& head, cons
   const SinksAndRange keys = state.named_block < 0
                                  ? keys_of_query(patterns.decode[static_cast<size_t>(head.kv_head)], state.named_end - 1)
                                  : keys_of_block(patterns.heads[static_cast<size_t>(q_head)], state.named_block);
-  for (int64_t t = 0; t < keys.n_units * kPatternUnit; ++t) kept->put(t, 0.0f);
+  for (int64_t t = 0; t < keys.sink_end(); ++t) kept->put(t, 0.0f);
   for (int64_t t = keys.begin; t < state.named_end; ++t) kept->put(t, 0.0f);
 }
 

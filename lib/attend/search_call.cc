@@ -100,8 +100,9 @@ Status check_search(const Call& call) {
               "q is in device memory, and stages of layer %d have different query_block: there they have one", l);
 }
 
-Status check_resident(const SessionCore& core, const SessionLayer& layer, int64_t length) {
+Status check_resident(const SessionCore& core, const SessionLayer& layer, int64_t length, bool may_bring) {
   if (!layer.policy.names_keys() || length <= most_searched(core.options)) return {};
+  if (layer.policy.follows_patterns && may_bring && layer.layer.rope == nullptr) return {};
   return fail(
       TANDEM_ERROR_CAPACITY, "window_tokens",
       "window_tokens = %lld: under policy \"%s\" of layer %zu the device's window has all tokens, up to %lld, and these "

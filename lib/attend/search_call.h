@@ -18,8 +18,9 @@ namespace tandem {
 // lengths.
 Status check_searched(const SessionLayer& layer);
 Status check_search(const Call& call);
-// CAPACITY (window_tokens): the window cannot have all of so many tokens.
-Status check_resident(const SessionCore& core, const SessionLayer& layer, int64_t length);
+// CAPACITY (window_tokens): the window cannot have all of so many tokens, as it has to. may_bring: what the window lacks may
+// come to the device for an append (lib/attend/whole_layer.h), or be the CPU's in a decode call, under head patterns.
+Status check_resident(const SessionCore& core, const SessionLayer& layer, int64_t length, bool may_bring);
 // Whether the device searches for the keys of a chunk. It does not where every query attends all keys anyway, unless no
 // other kernel takes so many queries. Planned steps always search, as sequences grow while a graph is replayed.
 bool searches(const Call& chunk);

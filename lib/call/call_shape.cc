@@ -19,6 +19,12 @@ int64_t CallShape::max_q_len() const {
   return longest;
 }
 
+int64_t CallShape::longest() const {
+  int64_t longest = 0;
+  for (const SequenceShape& sequence : sequences) longest = std::max(longest, sequence.length);
+  return longest;
+}
+
 SequenceShape planned_sequence(const Layer& layer, int64_t kv_len, int64_t q_len) {
   SequenceShape sequence;
   sequence.q_len = q_len;

@@ -52,6 +52,7 @@ struct CallShape {
 
   int64_t n_tokens() const;
   int64_t max_q_len() const;
+  int64_t longest() const;  // tokens of a sequence
 };
 
 // A sequence in a plan. One session has always attended it: windows are evicted in whole blocks from token 0 on, so that a

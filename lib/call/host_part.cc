@@ -171,12 +171,20 @@ void HostPart::lay_out_for_device(const SequenceCall& call) {
   find_tokens(call, {call.cpu_begin, call.host_end}, &host_tokens_);
   if (call.selected) find_tokens(call, {call.first_foreign(), call.resident_begin}, &tokens_);
   if (facts_.is_speculative) find_tokens(call, {call.first_query, call.length}, &tokens_);
+  const auto find_narrow = [&](const DecodeKeys& head) {
+    const SinksAndRange keys = keys_of_query(head, call.first_query);
+    narrow_tokens_.clear();
+    find_tokens(call, {call.cpu_begin, std::min(keys.sink_end(), call.host_end)}, &narrow_tokens_);
+    find_tokens(call, {std::max(keys.begin, call.cpu_begin), call.host_end}, &narrow_tokens_);
+  };
   for (int32_t h = 0; h < facts_.layer->n_kv_heads; ++h) {
     AttendJob& job = add_job(call, h, call.host_o, call.host_lse);
     if (streams(h) && call.q_len > 1 && call.streaming_heads.keys.sink_end > call.first_query)
       job.visibility = &call.streaming_heads.visibility;
     if (!streams(h) && (facts_.is_speculative || is_host_masked(*facts_.layer, call))) job.visibility = &call.visibility;
-    add_runs(call, streams(h) ? streaming_tokens_ : host_tokens_, h);
+    const bool is_narrow = facts_.decode_keys != nullptr && !(*facts_.decode_keys)[static_cast<size_t>(h)].are_all;
+    if (is_narrow) find_narrow((*facts_.decode_keys)[static_cast<size_t>(h)]);
+    add_runs(call, is_narrow ? narrow_tokens_ : streams(h) ? streaming_tokens_ : host_tokens_, h);
     add_runs(call, tokens_, h);
     if (call.selected) selected_jobs_.push_back({jobs_.size() - 1, call_idx_of(call), h});
   }

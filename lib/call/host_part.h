@@ -52,6 +52,8 @@ class HostPart {
     const NamedKeys* named = nullptr;
     bool may_name = false;  // a ticket may bring indices; whether it does is known when it arrives
     int64_t sink_len = 0, window_len = 0;
+    // [n_kv_heads] What a single query attends on a device, where some head attends less than all keys; null: all do.
+    const std::vector<DecodeKeys>* decode_keys = nullptr;
 
     bool operator==(const Facts& other) const = default;
   };
@@ -110,7 +112,7 @@ class HostPart {
   HostSlot slot_;
   std::span<SequenceCall> calls_;
   TicketRows rows_;
-  std::vector<TokenRun> tokens_, host_tokens_, streaming_tokens_;  // of the call that is laid out
+  std::vector<TokenRun> tokens_, host_tokens_, streaming_tokens_, narrow_tokens_;  // of the call that is laid out
   std::vector<KvRun> runs_, late_runs_;
   std::vector<AttendJob> jobs_;
   std::vector<size_t> first_runs_;  // [n_jobs] index into runs_

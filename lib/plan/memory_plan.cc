@@ -8,6 +8,7 @@
 #include "lib/machine/placement.h"
 #include "lib/patterns/pattern.h"
 #include "lib/pieces/search_counts.h"
+#include "lib/pieces/stream_buffers.h"
 #include "lib/pieces/window_staging.h"
 #include "lib/routes/routes_taken.h"
 #include "lib/store/cache_options.h"
@@ -45,6 +46,7 @@ struct PlannedCalls {
   int64_t n_window_pages = 0;  // of all sequences, at these lengths
   std::array<bool, kMostRoutes> uses = {};
   std::array<std::vector<Layer>, kMostRoutes> served = {};  // layers whose calls take a route; one of each projection
+  int64_t whole_layer_bytes = 0;                            // of a buffer for all keys of a layer
 
   // One call. Returns whether keys move to the device.
   Status add(const CallShape& shape, bool* moves) {
@@ -52,6 +54,8 @@ struct PlannedCalls {
     *moves = taken.any();
     TANDEM_TRY(size_long(terms, shape, taken.uses[kPlanStream], &taken.prefill));
     needs.include(reserve_call(terms, shape, taken));
+    whole_layer_bytes = std::max(
+        whole_layer_bytes, tandem::whole_layer_bytes(terms.window->layers[shape.layer_idx], taken.prefill.whole_tokens));
     for (size_t r = 0; r < kMostRoutes; ++r) {
       std::vector<Layer>& layers = served[r];
       uses[r] = uses[r] || taken.uses[r];
@@ -139,6 +143,7 @@ Status plan_device(const SizeTerms& terms, std::span<const int64_t> kv_lens, tan
   plan->device_window_bytes = calls.n_window_pages * terms.window->page_bytes + kept_bytes;
   plan->device_window_max_bytes = calls.needs.window_pages * terms.window->page_bytes + kept_bytes;
   plan->device_work_bytes = work.work_bytes + constants_bytes(terms.layers) + pair_totals_bytes(terms.options.patterns);
+  plan->device_stream_bytes = StreamBuffers::kBuffers * calls.whole_layer_bytes;
   plan->shared_bytes = work.shared_bytes + WindowStaging::bytes_of(*terms.window);
   for (size_t r = 0; r < kMostRoutes; ++r) {
     if (!calls.uses[r]) continue;

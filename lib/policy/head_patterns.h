@@ -37,6 +37,22 @@ struct DecodeKeys {
   int64_t sink_len = 0, window_len = 0;
 };
 
+// What a head attends whose window begins at a token: the first n_units units and the tokens from `begin` on.
+struct SinksAndRange {
+  int64_t n_units = 0, begin = 0;
+
+  SinksAndRange(bool is_full, int64_t sink_len, int64_t window_begin) {
+    if (is_full || window_begin <= pattern_units(sink_len) * kPatternUnit) return;
+    n_units = pattern_units(sink_len);
+    begin = window_begin;
+  }
+  int64_t sink_end() const { return n_units * kPatternUnit; }
+};
+// Of the query at this token.
+inline SinksAndRange keys_of_query(const DecodeKeys& head, int64_t token) {
+  return {head.are_all, head.sink_len, token + 1 - head.window_len};
+}
+
 struct PatternsOfLayer {
   std::vector<HeadPattern> heads;  // [n_q_heads]
   std::vector<DecodeKeys> decode;  // [n_kv_heads]

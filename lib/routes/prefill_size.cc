@@ -166,7 +166,6 @@ Status size_prefill(const Layer& layer, const PrefillTerms& terms, int64_t n_que
   if (terms.streams) TANDEM_TRY(choose_layout(layer, terms, n_chunk, n_at_once, n_keys, &made));
   const Area area(layer, terms, made.layout.n_heads, n_chunk);
   made.room_tokens = n_chunk;
-  made.page_bytes = terms.layer_page_bytes;
   made.o_at = area.o_at;
   made.lse_at = area.lse_at;
   made.area_bytes = area.bytes;
@@ -208,13 +207,35 @@ int64_t searched_tokens(const SizeTerms& terms, const CallShape& shape, int64_t 
   return 0;
 }
 
-// Tokens of a chunk whose heads follow patterns: of whole blocks.
-int64_t pattern_tokens(int64_t append_tokens) {
+// Tokens of a chunk whose heads follow patterns: of whole blocks. 0: a ticket's chunks will do.
+int64_t pattern_tokens(int64_t append_tokens, bool brings_layer) {
   const int64_t wanted = append_tokens > 0 ? std::min(append_tokens, kPatternChunk) : kPatternChunk;
-  return wanted > kTicket ? wanted / kPatternBlock * kPatternBlock : 0;
+  if (wanted <= kTicket && !brings_layer) return 0;
+  return std::max(kPatternBlock, wanted / kPatternBlock * kPatternBlock);
+}
+
+// Of the appends of a call that follow head patterns, some of which find keys outside the window. 0: none does.
+int64_t tokens_to_bring(const SizeTerms& terms, const CallShape& shape) {
+  int64_t longest = 0;
+  bool is_outside = false;
+  for (const SequenceShape& sequence : shape.sequences) {
+    if (sequence.q_len == 1) continue;
+    longest = std::max(longest, sequence.length);
+    is_outside = is_outside || outside_of(terms.options, terms.store.page_len, sequence, sequence.length - 1).end > 0;
+  }
+  return is_outside ? whole_layer_tokens(longest) : 0;
 }
 
 }  // namespace
+
+int64_t whole_layer_tokens(int64_t n_tokens) {
+  const int64_t step = std::max<int64_t>(kDevicePageLen, power_of_two(n_tokens) / 16);
+  return ceil_div(n_tokens, step) * step;
+}
+
+int64_t whole_layer_bytes(const WindowGeometry::LayerPlanes& planes, int64_t n_tokens) {
+  return device_aligned(ceil_div(n_tokens, kDevicePageLen) * planes.bytes);
+}
 
 // By the longest append; of equal ones, by the one with the most keys.
 Status size_long(const SizeTerms& terms, const CallShape& shape, bool streams, PrefillSize* size) {
@@ -227,7 +248,7 @@ Status size_long(const SizeTerms& terms, const CallShape& shape, bool streams, P
   const Policy& policy = terms.policies[shape.layer_idx];
   *size = {};
   const bool names = shape.idx_heads > 0;
-  const bool searches = policy.names_keys();  // then the window has all keys
+  const bool searches = policy.names_keys();  // then the window has all keys, or they are brought
   if (!shape.appends || shape.is_speculative || (names && !shape.may_be_long) || !(can_stream(policy, true) || searches) ||
       shape.most_queries < std::min(longest.q_len, terms.most_of_chunk()))
     return {};
@@ -237,12 +258,15 @@ Status size_long(const SizeTerms& terms, const CallShape& shape, bool streams, P
   if (policy.keeps_maw && counted_queries(terms.options.alpha) > kTicket) return {};
   PrefillTerms of_layer = prefill_terms(terms, shape.layer_idx);
   of_layer.streams = streams;
+  const int64_t whole_tokens = policy.follows_patterns ? tokens_to_bring(terms, shape) : 0;
   if (searches) {
-    if (longest.q_len <= kTicket) return {};  // as of all decode calls, whose work space need not be asked for
-    of_layer.append_tokens =
-        policy.prunes ? searched_tokens(terms, shape, of_layer.append_tokens) : pattern_tokens(of_layer.append_tokens);
+    // As of all decode calls, whose work space need not be asked for.
+    if (longest.q_len <= kTicket && whole_tokens == 0) return {};
+    of_layer.append_tokens = policy.prunes ? searched_tokens(terms, shape, of_layer.append_tokens)
+                                           : pattern_tokens(of_layer.append_tokens, whole_tokens > 0);
     if (of_layer.append_tokens == 0) return {};
-    of_layer.has_full_chunks = policy.follows_patterns;  // a chunk is the queries that choose their keys together
+    if (whole_tokens > 0) of_layer.layer_page_bytes = 0;  // the chunk's rows come to the others of the layer
+    of_layer.has_full_chunks = policy.follows_patterns;   // a chunk is the queries that choose their keys together
   }
   if (names) {
     of_layer.n_units = shape.n_idx;
@@ -254,7 +278,9 @@ Status size_long(const SizeTerms& terms, const CallShape& shape, bool streams, P
   PrefillSize made;
   TANDEM_TRY(
       size_prefill(layer, of_layer, longest.q_len, keys_of_append(terms.options, terms.store.page_len, longest), &made));
-  if (longest.q_len <= std::min(made.n_tokens, kTicket) || longest.q_len * layer.group_size <= kFewRows) return {};
+  made.whole_tokens = whole_tokens;
+  const bool is_short = longest.q_len <= std::min(made.n_tokens, kTicket) || longest.q_len * layer.group_size <= kFewRows;
+  if (is_short && !made.brings_layer()) return {};
   DeviceError ignored;
   const auto n_tokens = static_cast<int32_t>(made.n_tokens);
   if (terms.device->table->supports(terms.device->self, &layer, n_tokens, &ignored) == TANDEM_OK) *size = made;
@@ -277,7 +303,8 @@ void reserve_long(const SizeTerms& terms, const CallShape& shape, const PrefillS
   }
   needs->add_lists(terms.n_lists(shape.layer_idx));
   needs->add_descriptors(1 + tickets_of(size.room_tokens) + n_pieces,
-                         size.layout.n_pages + ring_pages(terms.options, terms.store.page_len, size.room_tokens));
+                         size.layout.n_pages + ring_pages(terms.options, terms.store.page_len, size.room_tokens) +
+                             size.whole_tokens / kDevicePageLen);
   needs->workspace_bytes = workspace_bytes(*terms.device, *shape.layer, 1, size.room_tokens);
   needs->prefill_bytes = size.area_bytes;
 }

@@ -2,7 +2,8 @@
 // Appends of more tokens than a ticket has: all queries of a chunk, thousands of them, meet a key at once. What decides
 // about sizes.
 //
-// Keys outside the window are streamed: all queries meet a piece while it is on the device, so that the keys cross the bus
+// Keys outside the window are streamed, unless head patterns choose among all keys of the layer, which come to the device
+// then. Where they are streamed, all queries meet a piece while it is on the device, so that the keys cross the bus
 // once a chunk. A group of KV heads goes through all of its keys before the next one begins, so there are states of one
 // group. Where the queries see no key outside the window, nothing is streamed and there are no states.
 //
@@ -31,13 +32,18 @@ struct PrefillSize {
   bool copies_rows = false;  // rows leave by copies; the call decides
   double assumed_ns = 0.0;   // by which it was chosen: pieces, and what rows add
   // In the area, bytes.
-  int64_t page_bytes = 0, o_at = 0, lse_at = 0, area_bytes = 0;
+  int64_t o_at = 0, lse_at = 0, area_bytes = 0;
   int64_t row_lse_at = 0;               // of all heads, [room_tokens, n_q_heads]; 0: the policy does not need them
   int64_t q_at = 0;                     // f32 [room_tokens, n_q_heads, k_head_dim], where the layer rotates queries
   int64_t tiles_at = 0;                 // where keys are named: lists, then tiles, of one launch
   int64_t rows_at = 0, rows_bytes = 0;  // the two buffers of rows lie side by side
 
+  // Tokens of which all keys of the layer come to the device, so that the chunks' queries may choose among them
+  // (lib/attend/whole_layer.h); 0: the window has them.
+  int64_t whole_tokens = 0;
+
   bool streams() const { return layout.n_heads > 0; }
+  bool brings_layer() const { return whole_tokens > 0; }
 };
 
 // What the sizes of a layer's long appends depend on.
@@ -77,6 +83,11 @@ PrefillTerms prefill_terms(const SizeTerms& terms, size_t layer_idx);
 // Where they do not, long chunks are those whose queries see no such keys: sizes do not ask whether there are any, as the
 // appends that a memory plan is for begin anywhere in a sequence.
 Status size_long(const SizeTerms& terms, const CallShape& shape, bool streams, PrefillSize* size);
+
+// Room for a sequence of n_tokens: some more, so that it need not grow with each append.
+int64_t whole_layer_tokens(int64_t n_tokens);
+// Of one of the StreamBuffers::kBuffers buffers that have all keys of a layer.
+int64_t whole_layer_bytes(const WindowGeometry::LayerPlanes& planes, int64_t n_tokens);
 
 // Nanoseconds of a chunk over n_keys, as far as they depend on the layout of its pieces. tile_ns: of a block's step; sizes
 // go by what is assumed, as memory is planned before anything is measured.

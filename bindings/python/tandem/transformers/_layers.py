@@ -102,8 +102,8 @@ def longest_of(config: Any) -> int:
 def window_of(window: Any, policies: Sequence[str], config: Any, on_device: bool) -> Any:
     """The window of a session: as given, or, where nothing is and a GPU prunes, as many tokens as the model was made for.
 
-    A GPU finds the keys that layers under "hip" and "patterns" attend in the window alone. Layers of other policies than "all" attend by the window, so
-    beside them it stays as the library has it.
+    A GPU finds the keys that layers under "hip" attend in the window alone, and under "patterns" prompts are faster there. Layers
+    of other policies than "all" attend by the window, so beside them it stays as the library has it.
     """
     if window != -1 or not on_device or not {"hip", "patterns"} & set(policies) or set(policies) - {"all", "hip", "patterns"}:
         return window
