@@ -2,6 +2,7 @@
 #include "lib/attend/pattern_call.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "lib/attend/device_launch.h"
 #include "lib/attend/searched_keys.h"
@@ -298,8 +299,8 @@ Status index_patterns(const Call& chunk, const DeviceAttend& window, DevicePatte
 
 }  // namespace
 
-Status attend_patterns(const Call& chunk, const DeviceAttend& window) {
-  if (!is_append(chunk) || patterns_of(chunk).groups_are_alike) return attend_window(chunk, window);
+// Heads of a group that attend different keys have launches of their own.
+static Status attend_head_by_head(const Call& chunk, const DeviceAttend& window) {
   const Layer layer = one_of_group(*window.layer);
   const int32_t group = chunk.layer().group_size;
   const auto of_head = [&](DeviceRows rows, int32_t g) {
@@ -325,7 +326,16 @@ Status attend_patterns(const Call& chunk, const DeviceAttend& window) {
     }
     TANDEM_TRY(attend_window(chunk, one));
   }
-  return makes_lists(chunk) ? follow_searches(chunk.session, chunk.args.stream) : Status();
+  return {};
+}
+
+// Whatever was launched has counted pairs, which readers wait for.
+Status attend_patterns(const Call& chunk, const DeviceAttend& window) {
+  if (!is_append(chunk) || patterns_of(chunk).groups_are_alike) return attend_window(chunk, window);
+  Status attended = attend_head_by_head(chunk, window);
+  if (!makes_lists(chunk)) return attended;
+  Status followed = follow_searches(chunk.session, chunk.args.stream);
+  return attended.ok() ? std::move(followed) : std::move(attended);
 }
 
 // The device counts what lists name before their ranges (DevicePatterns::totals).

@@ -90,16 +90,17 @@ uint64_t* pair_totals(const SessionCore& core, size_t layer_idx) {
   return core.pair_totals.as<uint64_t>() + 2 * layer_idx;
 }
 
-ListedPairs read_listed_pairs(const SessionCore& core, size_t layer_idx) {
-  const uint64_t* const from = pair_totals(core, layer_idx);
-  if (from == nullptr || core.searches == nullptr) return {};
+std::vector<ListedPairs> read_listed_pairs(const SessionCore& core) {
+  std::vector<ListedPairs> pairs(core.layers.size());
+  const int64_t bytes = core.pair_totals.bytes();
+  if (bytes == 0 || core.searches == nullptr) return pairs;
+  static_assert(sizeof(ListedPairs) == 2 * sizeof(uint64_t));
   const Device& device = core.device->device();
-  uint64_t totals[2] = {};
   void* const stream = core.searches->get();
-  if (!call_device(device, &DeviceTable::copy, totals, from, static_cast<int64_t>(sizeof totals), stream).ok() ||
+  if (!call_device(device, &DeviceTable::copy, pairs.data(), core.pair_totals.data(), bytes, stream).ok() ||
       !call_device(device, &DeviceTable::wait, stream).ok())
-    return {};
-  return {static_cast<int64_t>(totals[0]), static_cast<int64_t>(totals[1])};
+    pairs.assign(pairs.size(), {});
+  return pairs;
 }
 
 Status list_searched_keys(const SessionCore& core, const HeadOfSequence& head, const SequenceState& state, KeptKeys* kept) {

@@ -21,11 +21,12 @@ int64_t count_searched_keys(const SessionCore& core, const SequenceState& state)
 Status list_searched_keys(const SessionCore& core, const HeadOfSequence& head, const SequenceState& state, KeptKeys* kept);
 
 // What key lists of head patterns have named, of all appends so far whose lists the device has made: pairs of a query and a
-// key, and keys, before the lists' ranges. Waits for the device. 0 where the device does not tell any more.
+// key, and keys, before the lists' ranges.
 struct ListedPairs {
   int64_t n = 0, n_keys = 0;
 };
 uint64_t* pair_totals(const SessionCore& core, size_t layer_idx);  // null where the host makes all lists
-ListedPairs read_listed_pairs(const SessionCore& core, size_t layer_idx);
+// [n_layers] Waits for the device. 0 where the device does not tell any more.
+std::vector<ListedPairs> read_listed_pairs(const SessionCore& core);
 
 }  // namespace tandem

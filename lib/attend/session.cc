@@ -98,12 +98,12 @@ Status Session::stats(tandem_session_stats* stats) {
   stats->n_refreshes = core.selector_sums.n_refreshes.load();
   stats->refresh_ns = core.selector_sums.refresh_ns.load();
   stats->judged_kv_bytes = core.selector_sums.judged_bytes.load();
+  const std::vector<ListedPairs> listed = read_listed_pairs(core);
   for (const SessionLayer& layer : core.layers) {
     const AttendedPairs pairs = layer.selector->pairs();
-    const ListedPairs listed = read_listed_pairs(core, layer.idx);
-    stats->pattern_pairs += pairs.n + listed.n;
+    stats->pattern_pairs += pairs.n + listed[layer.idx].n;
     stats->pattern_dense_pairs += pairs.n_dense;
-    stats->resident_kv_bytes_read += listed.n_keys * plane_bytes(layer.layer).total();
+    stats->resident_kv_bytes_read += listed[layer.idx].n_keys * plane_bytes(layer.layer).total();
   }
   if (core.device == nullptr) return {};
   const TaskSums sums = core.hand_over().sums();
@@ -129,7 +129,7 @@ AttendedPairs Session::pattern_pairs(size_t layer_idx) {
   std::unique_lock lock(core_->cache->mutex());
   core_->cache->settle(states_);
   AttendedPairs pairs = core_->layers[layer_idx].selector->pairs();
-  pairs.n += read_listed_pairs(*core_, layer_idx).n;
+  pairs.n += read_listed_pairs(*core_)[layer_idx].n;
   return pairs;
 }
 
