@@ -90,7 +90,42 @@ func (c *Cache) Fork(sequence SequenceID) (SequenceID, error) {
 	return SequenceID(id), err
 }
 
-// Drop frees the pages of the sequence that nobody else holds.
+// Sequences returns the ids of the cache's sequences, in the order in which they were made.
+func (c *Cache) Sequences() ([]SequenceID, error) {
+	var ids []C.int64_t
+	for {
+		var n C.int64_t
+		err := c.call("tandem_cache_sequences", func(cache *C.tandem_cache, err **C.tandem_error) C.int32_t {
+			var first *C.int64_t
+			if len(ids) > 0 {
+				first = &ids[0]
+			}
+			return C.tandem_cache_sequences(first, C.int64_t(len(ids)), &n, cache, err)
+		})
+		if err != nil {
+			return nil, err
+		}
+		if int(n) <= len(ids) {
+			made := make([]SequenceID, n)
+			for i := range made {
+				made[i] = SequenceID(ids[i])
+			}
+			return made, nil
+		}
+		ids = make([]C.int64_t, n)
+	}
+}
+
+// Trim gives memory of the host store back that dropped and truncated sequences have left. It returns how many bytes.
+func (c *Cache) Trim() (int64, error) {
+	var bytes C.int64_t
+	err := c.call("tandem_cache_trim", func(cache *C.tandem_cache, err **C.tandem_error) C.int32_t {
+		return C.tandem_cache_trim(&bytes, cache, err)
+	})
+	return int64(bytes), err
+}
+
+// Drop lets the pages of the sequence that nobody else holds serve other sequences; Trim gives their memory back.
 func (c *Cache) Drop(sequence SequenceID) error {
 	return c.call("tandem_sequence_drop", func(cache *C.tandem_cache, err **C.tandem_error) C.int32_t {
 		return C.tandem_sequence_drop(cache, C.int64_t(sequence), err)

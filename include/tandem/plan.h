@@ -119,6 +119,14 @@ typedef struct tandem_cache_stats {
   { sizeof(tandem_cache_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 TANDEM_API int32_t tandem_cache_get_stats(tandem_cache_stats *stats, const tandem_cache *cache, tandem_error **error);
 
+/* The ids of the cache's sequences, ascending. Writes at most `capacity`; *n_sequences gets their number. */
+TANDEM_API int32_t tandem_cache_sequences(int64_t *sequences, int64_t capacity, int64_t *n_sequences, const tandem_cache *cache,
+                                          tandem_error **error);
+/* Gives memory of the host store back that dropped and truncated sequences have left, and unpins it: whole extents (some 2,048
+ * tokens of all layers) of which no sequence has a page. Waits for calls under way on the device. Later appends take memory
+ * anew. *n_bytes (may be NULL) gets how much it was. */
+TANDEM_API int32_t tandem_cache_trim(int64_t *n_bytes, tandem_cache *cache, tandem_error **error);
+
 /* Sums since the session was created. */
 typedef struct tandem_session_stats {
   uint32_t struct_size;

@@ -58,7 +58,8 @@ extern "C" {
 #define TANDEM_VERSION_MAJOR 0
 #define TANDEM_VERSION_MINOR 2
 #define TANDEM_VERSION_PATCH 0
-
+#define TANDEM_VERSION_AT_LEAST(major, minor, patch) \
+  (TANDEM_VERSION_MAJOR * 65536 + TANDEM_VERSION_MINOR * 256 + TANDEM_VERSION_PATCH >= (major) * 65536 + (minor) * 256 + (patch))
 /* Version of the loaded library: major << 16 | minor << 8 | patch. */
 TANDEM_API uint32_t tandem_version(void);
 
@@ -312,7 +313,7 @@ TANDEM_API int32_t tandem_sequence_create(int64_t *sequence, tandem_cache *cache
 /* *fork gets the same tokens; pages are shared and copied when one side writes. Even sequences only: INVALID_STATE
  * otherwise. A page that is not full is copied at once: CAPACITY, OUT_OF_MEMORY. */
 TANDEM_API int32_t tandem_sequence_fork(int64_t *fork, tandem_cache *cache, int64_t sequence, tandem_error **error);
-/* Frees the pages that nobody else holds. */
+/* The pages that nobody else holds serve other sequences from then on; tandem_cache_trim() gives their memory back. */
 TANDEM_API int32_t tandem_sequence_drop(tandem_cache *cache, int64_t sequence, tandem_error **error);
 /* Takes pages, and session state of every attached session, for n_tokens more tokens in every layer: until these are
  * used up, or given back by a truncation or a removal of the last tokens, no append returns an error for memory, whatever
@@ -554,12 +555,11 @@ TANDEM_API int32_t tandem_session_commit(tandem_session *session, int64_t sequen
  * the step; these calls launch kernels and do nothing else, may be captured in a CUDA graph, and in later steps a replay of
  * the graph stands for them. A graph serves steps of at most as many tokens, and tokens of a sequence, as the one it was
  * captured in; it may be replayed once a step. From the first captured call on a session takes no larger steps than before:
- * CAPACITY, as are more than 1,024 tokens, and more than one token of a sequence with policy "streaming" and window_tokens = 0, with
- * policy "hip", and in layers with a sliding window where tokens have been removed before; and sequences longer than window_tokens with
- * policy "hip". n_sequences is not 0, attend calls that are not captured are on the same stream,
+ * CAPACITY, as are more than 1,024 tokens, and more than one token of a sequence with policy "streaming" and window_tokens = 0,
+ * with policies "hip" and "patterns", and in layers with a sliding window where tokens have been removed before; and sequences
+ * longer than window_tokens with policy "hip". n_sequences is not 0, attend calls that are not captured are on the same stream,
  * and none is TANDEM_ATTEND_PARTIAL. UNSUPPORTED as tandem_attend() with device tensors, and with routes "stream",
- * "host+stream" and "recompute". Until the step ends its sequences are neither read nor hashed
- * (BUSY).
+ * "host+stream" and "recompute". Until the step ends its sequences are neither read nor hashed (BUSY).
  *
  * A layer that has not been attended when the stream passes the end of the step takes the step back, with those begun since; so
  * does a graph replayed twice or outside a step, for the next step; and a lack of memory for the host's part, which is said as

@@ -161,6 +161,20 @@ class Cache {
     return fork;
   }
   void drop(int64_t sequence) { detail::call(tandem_sequence_drop, get(), sequence); }
+  std::vector<int64_t> sequences() const {
+    int64_t n = 0;
+    detail::call(tandem_cache_sequences, nullptr, 0, &n, get());
+    for (;;) {
+      std::vector<int64_t> ids(static_cast<size_t>(n));
+      detail::call(tandem_cache_sequences, ids.data(), n, &n, get());
+      if (n <= static_cast<int64_t>(ids.size())) return ids.resize(static_cast<size_t>(n)), ids;
+    }
+  }
+  int64_t trim() {
+    int64_t n_bytes = 0;
+    detail::call(tandem_cache_trim, &n_bytes, get());
+    return n_bytes;
+  }
   void reserve(int64_t sequence, int64_t n_tokens) { detail::call(tandem_sequence_reserve, get(), sequence, n_tokens); }
   void truncate(int64_t sequence, int64_t n_tokens) { detail::call(tandem_sequence_truncate, get(), sequence, n_tokens); }
   void remove(int64_t sequence, int64_t first, int64_t n_tokens, bool shift_positions = false) {

@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Entry points: cache and its sequences.
+#include <algorithm>
+#include <iterator>
+
 #include "lib/abi/api.h"
 #include "lib/base/options.h"
 #include "lib/store/cache_read.h"
@@ -215,6 +218,32 @@ int32_t tandem_sequence_digest(uint64_t* digest, const tandem_cache* cache, int6
     std::shared_ptr<Cache> object;
     TANDEM_TRY(resolve(cache, "cache", &object));
     return hash_rows(*object, sequence, digest);
+  });
+}
+
+int32_t tandem_cache_sequences(int64_t* sequences, int64_t capacity, int64_t* n_sequences, const tandem_cache* cache,
+                               tandem_error** error) {
+  return guarded(__func__, error, [&]() -> Status {
+    TANDEM_TRY(require(n_sequences, "n_sequences"));
+    TANDEM_TRY(require_range("capacity", capacity, 0, INT64_MAX));
+    TANDEM_TRY(capacity > 0 ? require(sequences, "sequences") : require_aligned(sequences, "sequences"));
+    std::shared_ptr<Cache> object;
+    TANDEM_TRY(resolve(cache, "cache", &object));
+    const std::vector<int64_t> ids = object->list_sequences();
+    std::copy_n(ids.begin(), std::min(capacity, std::ssize(ids)), sequences);
+    *n_sequences = std::ssize(ids);
+    return {};
+  });
+}
+
+int32_t tandem_cache_trim(int64_t* n_bytes, tandem_cache* cache, tandem_error** error) {
+  return guarded(__func__, error, [&]() -> Status {
+    TANDEM_TRY(require_aligned(n_bytes, "n_bytes"));
+    std::shared_ptr<Cache> object;
+    TANDEM_TRY(resolve(cache, "cache", &object));
+    const int64_t n_given = object->trim();
+    if (n_bytes != nullptr) *n_bytes = n_given;
+    return {};
   });
 }
 

@@ -187,6 +187,20 @@ Status Cache::drop(int64_t id) {
   return {};
 }
 
+int64_t Cache::trim() {
+  const auto lock = lock_settled();
+  return store_.trim();
+}
+
+std::vector<int64_t> Cache::list_sequences() const {
+  const std::shared_lock lock(mutex_);
+  std::vector<int64_t> ids;
+  ids.reserve(sequences_.size());
+  for (const auto& [id, sequence] : sequences_) ids.push_back(id);
+  std::sort(ids.begin(), ids.end());
+  return ids;
+}
+
 Status Cache::reserve(int64_t id, int64_t n_tokens) {
   std::unique_lock lock(mutex_);
   Sequence* sequence = nullptr;

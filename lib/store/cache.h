@@ -30,6 +30,8 @@ class Cache final : public SequenceTable {
   Status append(int64_t id, int32_t layer_idx, const AppendedRows& rows);
   Status length(int64_t id, int32_t layer_idx, int64_t* n_tokens) const;
   void stats(tandem_cache_stats* stats) const;
+  int64_t trim();                               // returns how many bytes of the host's memory it has given back
+  std::vector<int64_t> list_sequences() const;  // ascending
 
   // For sessions. The caller holds mutex(), exclusively.
   // Room for n_tokens tokens in all, which a call is about to have, writable from the shortest layer's end on, in the store

@@ -167,25 +167,62 @@ void PageStore::populate(int32_t page, Worker& by) {
 
 Status PageStore::make_free(int64_t n_pages) {
   const auto total = static_cast<int64_t>(references_.size());
-  const int64_t missing = n_pages - (total - n_used_);
+  const int64_t missing = n_pages - (total - n_used_ - n_gone_ * geometry_.pages_per_extent);
   if (missing <= 0) return {};
   const int64_t n_extents = (missing + geometry_.pages_per_extent - 1) / geometry_.pages_per_extent;
-  const size_t before = extents_.size();
-  make_room(extents_, before + static_cast<size_t>(n_extents));
-  make_room(bases_, before + static_cast<size_t>(n_extents));
-  make_room(used_of_extent_, before + static_cast<size_t>(n_extents));
-  make_room(references_, static_cast<size_t>(total + n_extents * geometry_.pages_per_extent));
+  const auto n_more = static_cast<size_t>(n_extents - std::min(n_extents, n_gone_));
+  make_room(extents_, extents_.size() + n_more);
+  make_room(bases_, extents_.size() + n_more);
+  make_room(used_of_extent_, extents_.size() + n_more);
+  make_room(references_, references_.size() + n_more * static_cast<size_t>(per_extent()));
   std::vector<Buffer> made(static_cast<size_t>(n_extents));
   for (Buffer& extent : made) TANDEM_TRY(Buffer::create(tier_, geometry_.extent_bytes, Use::kKv, &extent));
   for (Buffer& extent : made) {
     for (const StoreGeometry::Part& part : geometry_.parts)
       place(cpu_, tier_, extent.data() + part.offset, part.bytes, part.node);
-    bases_.push_back(extent.data());
-    extents_.push_back(std::move(extent));
+    add_extent(std::move(extent));
   }
-  references_.resize(static_cast<size_t>(total + n_extents * geometry_.pages_per_extent), 0);
-  used_of_extent_.resize(extents_.size(), 0);
   return {};
+}
+
+// In the place of the first one whose memory has been given back, or behind the others, where there is room.
+void PageStore::add_extent(Buffer memory) {
+  const auto gone = std::find(bases_.begin(), bases_.end(), nullptr);
+  const auto i = static_cast<size_t>(gone - bases_.begin());
+  if (gone == bases_.end()) {
+    bases_.push_back(memory.data());
+    extents_.push_back(std::move(memory));
+    used_of_extent_.push_back(0);
+    references_.resize(references_.size() + static_cast<size_t>(per_extent()), 0);
+    return;
+  }
+  *gone = memory.data();
+  extents_[i] = std::move(memory);
+  set_extent(i, 0);
+  --n_gone_;
+  first_free_extent_ = std::min(first_free_extent_, i);
+}
+
+// None of its pages is in use. references: 0, or 1 so that no page is taken.
+void PageStore::set_extent(size_t extent, int32_t references) {
+  used_of_extent_[extent] = references * per_extent();
+  std::fill_n(references_.begin() + static_cast<std::ptrdiff_t>(extent) * per_extent(), per_extent(), references);
+}
+
+int64_t PageStore::trim() {
+  const size_t n_pieces = geometry_.pieces.size();
+  int64_t n_given = 0;
+  for (size_t i = 0; i < extents_.size(); ++i) {
+    if (used_of_extent_[i] != 0) continue;
+    for (size_t piece = 0; pins_ != nullptr && piece < n_pieces; ++piece) pins_->forget(i * n_pieces + piece);
+    if (population_ != nullptr) population_->forget(i, bases_[i], geometry_.extent_bytes);
+    extents_[i] = Buffer();
+    bases_[i] = nullptr;
+    set_extent(i, 1);
+    ++n_given;
+  }
+  n_gone_ += n_given;
+  return n_given * geometry_.extent_bytes;
 }
 
 int32_t PageStore::take(int32_t after, int64_t n) {

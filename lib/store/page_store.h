@@ -15,7 +15,8 @@
 //
 // Consecutive pages of an extent are contiguous for each head, so a sequence that grows alone is scanned linearly and
 // copied in large pieces. An extent is allocated whole and never moves; page p is slot range p % pages_per_extent of
-// extent p / pages_per_extent.
+// extent p / pages_per_extent. An extent whose memory has been given back keeps its number, and nobody takes its pages; it
+// is the first to get memory when more pages are wanted.
 #pragma once
 
 #include <cstdint>
@@ -83,6 +84,8 @@ class PageStore {
   int32_t take(int32_t after, int64_t n = 1);
   void retain(int32_t page) { ++references_[static_cast<size_t>(page)]; }
   void release(int32_t page);
+  // Gives the memory of extents back that have no page in use. Returns how many bytes.
+  int64_t trim();
   bool shared(int32_t page) const { return references_[static_cast<size_t>(page)] > 1; }
   bool adjacent(int32_t a, int32_t b) const { return b == a + 1 && b % geometry_.pages_per_extent != 0; }
   // Copies the first n_tokens slots of a page in every layer.
@@ -113,6 +116,8 @@ class PageStore {
   };
 
   Gap longest_gap();
+  void add_extent(Buffer memory);
+  void set_extent(size_t extent, int32_t references);
   StorePins& pins(const Pinner& by);
   template <typename Visit>
   void for_pieces(int32_t page, int32_t layer_idx, Visit visit) const;
@@ -121,10 +126,11 @@ class PageStore {
   StoreGeometry geometry_;
   Tier& tier_;
   Backend cpu_;
-  std::vector<Buffer> extents_;
+  std::vector<Buffer> extents_;          // without memory where it has been given back
   std::vector<std::byte*> bases_;        // of the extents
-  std::vector<int32_t> references_;      // [n_pages]
-  std::vector<int32_t> used_of_extent_;  // pages taken
+  std::vector<int32_t> references_;      // [n_pages]; 1 where the extent has no memory
+  std::vector<int32_t> used_of_extent_;  // pages taken, or that there is no memory for
+  int64_t n_gone_ = 0;                   // extents without memory
   size_t first_free_extent_ = 0;         // none before it is wholly free
   int64_t n_used_ = 0;
   // Declared last: these two end first. Null until something is to be pinned, and to be populated.

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <thread>
+#include <utility>
 
 #include "lib/base/process_end.h"
 
@@ -52,6 +53,16 @@ bool StorePins::pin(size_t idx, const Piece& piece) {
   if (!piece.may_be_pinned) entry.state = State::kRefused;
   if (entry.state == State::kNotAsked || entry.state == State::kQueued) pin_locked(idx, &lock);
   return entries_[idx].state == State::kPinned;
+}
+
+void StorePins::forget(size_t idx) {
+  std::unique_lock lock(mutex_);
+  if (idx >= entries_.size()) return;
+  changed_.wait(lock, [&] { return entries_[idx].state != State::kPinning; });
+  const Entry entry = std::exchange(entries_[idx], {});  // pin_next() leaves out what is not queued any more
+  if (entry.state != State::kPinned) return;
+  pinned_bytes_.fetch_sub(entry.piece.bytes, std::memory_order_relaxed);
+  if (!process_ends()) device_.table->unpin(device_.self, entry.piece.data);
 }
 
 double StorePins::ns_of(int64_t bytes) const {

@@ -7,7 +7,7 @@
 // lets no other call in: 0.3 ms for 8 MiB on an H100's host. So the thread pauses after each piece for twice as long as that
 // took. A piece that a caller waits for is pinned by the caller, at once.
 //
-// What is pinned stays pinned as long as the store is there. What the device has refused is not asked for again.
+// What is pinned stays pinned as long as its memory is there. What the device has refused is not asked for again.
 #pragma once
 
 #include <atomic>
@@ -43,6 +43,8 @@ class StorePins {
   State ask(size_t idx, const Piece& piece);
   // Pins it now, or waits for the thread that does.
   bool pin(size_t idx, const Piece& piece);
+  // The piece's memory is about to go: unpins it. What has been refused may be asked for again.
+  void forget(size_t idx);
   int64_t pinned_bytes() const { return pinned_bytes_.load(std::memory_order_relaxed); }
   // How long that many bytes take to be pinned, as others did.
   double ns_of(int64_t bytes) const;

@@ -42,6 +42,15 @@ void StorePopulation::ask(size_t extent, std::byte* data, int64_t bytes) {
   worker_.post(job_);
 }
 
+void StorePopulation::forget(size_t extent, const std::byte* data, int64_t bytes) {
+  if (extent >= is_asked_.size()) return;
+  const auto is_within = [&](const std::byte* at) { return at >= data && at < data + bytes; };
+  std::unique_lock lock(mutex_);
+  is_asked_[extent] = false;
+  std::erase_if(stretches_, [&](const Stretch& stretch) { return is_within(stretch.data); });
+  changed_.wait(lock, [&] { return !is_within(at_work_); });
+}
+
 void StorePopulation::populate_next() {
   constexpr int64_t kSliceBytes = int64_t{8} << 20;  // 2 ms
   Stretch slice{};
@@ -52,9 +61,12 @@ void StorePopulation::populate_next() {
     slice = {rest.data, std::min(kSliceBytes, rest.bytes)};
     rest = {rest.data + slice.bytes, rest.bytes - slice.bytes};
     if (rest.bytes == 0) stretches_.pop_back();
+    at_work_ = slice.data;
   }
   const bool is_populated = madvise(slice.data, static_cast<size_t>(slice.bytes), MADV_POPULATE_WRITE) == 0;
   const std::lock_guard lock(mutex_);
+  at_work_ = nullptr;
+  changed_.notify_all();
   if (!is_populated) stretches_.clear();  // the kernel is too old, or short of memory
   if (!stops_ && !stretches_.empty()) worker_.post(job_);
 }

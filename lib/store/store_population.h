@@ -9,6 +9,7 @@
 // for: memory that is reserved, far from what is used, stays uncommitted.
 #pragma once
 
+#include <condition_variable>
 #include <cstdint>
 #include <mutex>
 #include <vector>
@@ -28,6 +29,8 @@ class StorePopulation {
   // An extent's memory, a mapping of the library's own. The first time that an extent is asked for counts. Never fails:
   // where the kernel is too old (before Linux 5.14), the first write waits as before.
   void ask(size_t extent, std::byte* data, int64_t bytes);
+  // The extent's memory is about to go: waits for the slice of it that the thread is at. It may be asked for again.
+  void forget(size_t extent, const std::byte* data, int64_t bytes);
 
  private:
   struct Stretch {
@@ -41,6 +44,8 @@ class StorePopulation {
   std::vector<bool> is_asked_;      // [n extents], the caller's alone, who asks under the cache's mutex
   std::mutex mutex_;                // guards what follows
   std::vector<Stretch> stretches_;  // still to be populated, the last first; has capacity for all extents
+  std::condition_variable changed_;
+  const std::byte* at_work_ = nullptr;  // the slice that the thread is at
   bool stops_ = false;
 };
 

@@ -42,6 +42,14 @@ inline void expect_ok(int32_t status, tandem_error* error) {
     ::tandem_test::expect_ok(ok_status, ok_error);              \
   } while (0)
 
+// An error that says this, which is released.
+inline void assert_refused(int32_t got, tandem_error* error, int32_t status, const char* field, const char* text) {
+  const std::string message = tandem_error_message(error), named = tandem_error_field(error);
+  tandem_error_release(error);
+  if (got != status || named != field || message.find(text) == std::string::npos)
+    fail_msg("%d \"%s\" (%s) instead of %d \"%s\" (%s)", got, message.c_str(), named.c_str(), status, text, field);
+}
+
 // A change to a good tensor, and the member and the value that its refusal must name.
 struct TensorCase {
   int32_t status;

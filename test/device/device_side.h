@@ -158,14 +158,6 @@ inline void change_session(Side* side, const tandem_session_options& options) {
   OK(tandem_session_create, &side->session, side->cache, &options);
 }
 
-// An error that says this, which is released.
-inline void assert_refused(int32_t got, tandem_error* error, int32_t status, const char* field, const char* text) {
-  const std::string message = tandem_error_message(error), named = tandem_error_field(error);
-  tandem_error_release(error);
-  if (got != status || named != field || message.find(text) == std::string::npos)
-    fail_msg("%d \"%s\" (%s) instead of %d \"%s\" (%s)", got, message.c_str(), named.c_str(), status, text, field);
-}
-
 // No session is made of these.
 inline void refuse_session(const Side& side, const tandem_session_options& options, int32_t status, const char* field,
                            const char* text) {

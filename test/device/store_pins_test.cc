@@ -139,6 +139,29 @@ void layers_are_pinned_by_themselves(void**) {
   assert_in_range(one, kLong * kTokenBytes, kLong * kTokenBytes * 3 / 2);
 }
 
+// Memory that is given back is unpinned first, also where the thread is at a piece of it, and may be pinned anew.
+void trimmed_memory_is_unpinned(void**) {
+  const Sides sides("auto");
+  for (int i = 0; i < 3; ++i) {
+    sides.attend_all(1, 10);
+    controls.set_pin_delay(3'000'000);
+    tandem_test::Call call(2, 11);
+    call.to_device();
+    attend(sides.side, call, 0);
+    std::this_thread::sleep_for(std::chrono::milliseconds(5 * i));
+    OK(tandem_sequence_truncate, sides.side.cache, sides.side.sequence, 0);
+    OK(tandem_sequence_truncate, sides.twin.cache, sides.twin.sequence, 0);
+    int64_t n_bytes = 0;
+    OK(tandem_cache_trim, &n_bytes, sides.side.cache);
+    assert_true(n_bytes > 0);
+    assert_int_equal(pinned_bytes(sides.side), 0);
+    controls.set_pin_delay(0);
+    sides.attend_all(kLong, 20);
+    OK(tandem_cache_trim, &n_bytes, sides.side.cache);
+    assert_int_equal(n_bytes, 0);
+  }
+}
+
 // While the thread is at it, and while pieces wait for it.
 void caches_may_go(void**) {
   for (const int64_t after_ns : {0, 2'000'000, 10'000'000}) {
@@ -205,6 +228,7 @@ int main() {
       cmocka_unit_test_teardown(refused_pins_end_streaming, forget),
       cmocka_unit_test_teardown(named_routes_wait, forget),
       cmocka_unit_test_teardown(layers_are_pinned_by_themselves, forget),
+      cmocka_unit_test_teardown(trimmed_memory_is_unpinned, forget),
       cmocka_unit_test_teardown(caches_may_go, forget),
       cmocka_unit_test_teardown(windows_have_the_stores_rows, forget),
   };

@@ -274,6 +274,8 @@ FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "tandem_cpu_isa_name": (c_char_p, _I),
     "tandem_cpu_isa_available": (_I, c_char_p),
     "tandem_cache_get_stats": (_I, _P, _P, _P),
+    "tandem_cache_sequences": (_I, _P, _L, _P, _P, _P),
+    "tandem_cache_trim": (_I, _P, _P, _P),
     "tandem_session_get_stats": (_I, _P, _P, _P),
     "tandem_session_pattern_pairs": (_I, _P, _P, _P, _I, _P),
     "tandem_session_selection": (_I, _P, _P, _L, _P, _P, _L, _I, _I, _I, _P),

@@ -99,6 +99,18 @@ class Cache(Owner):
         """What the cache holds now."""
         return read_stats(CacheStats, _abi.CacheStatsStruct(), lib.tandem_cache_get_stats, self._handle.pointer)
 
+    def trim(self) -> int:
+        """Give memory of the host store back that closed and truncated sequences have left.
+
+        Returns
+        -------
+        int
+            How many bytes it was.
+        """
+        given = ctypes.c_int64()
+        call(lib.tandem_cache_trim, ctypes.byref(given), self._handle.pointer)
+        return given.value
+
     def layer(self, layer_idx: int) -> Layer:
         """Geometry of a layer.
 
@@ -158,7 +170,10 @@ class Sequence(Owner):
         return Sequence(self.cache, made.value)
 
     def close(self) -> None:
-        """Drop the sequence: free the pages that nobody else holds. Raises BusyError, and stays open, while it is in flight."""
+        """Drop the sequence: pages that nobody else holds serve other sequences, and Cache.trim() gives their memory back.
+
+        Raises BusyError, and stays open, while it is in flight.
+        """
         if not self.closed and not self.cache.closed:
             self._call(lib.tandem_sequence_drop)
         self._finalizer.detach()

@@ -281,6 +281,14 @@ extern "C" {
         cache: *const tandem_cache,
         error: *mut *mut tandem_error,
     ) -> i32;
+    pub fn tandem_cache_sequences(
+        sequences: *mut i64,
+        capacity: i64,
+        n_sequences: *mut i64,
+        cache: *const tandem_cache,
+        error: *mut *mut tandem_error,
+    ) -> i32;
+    pub fn tandem_cache_trim(n_bytes: *mut i64, cache: *mut tandem_cache, error: *mut *mut tandem_error) -> i32;
     pub fn tandem_session_get_stats(
         stats: *mut tandem_session_stats,
         session: *const tandem_session,

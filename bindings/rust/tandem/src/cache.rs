@@ -77,7 +77,38 @@ impl Cache {
         Ok(SequenceId(id))
     }
 
-    /// Frees the pages that nobody else holds.
+    /// The cache's sequences, in the order in which they were made.
+    ///
+    /// # Errors
+    /// None but those of every call.
+    pub fn sequences(&self) -> Result<Vec<SequenceId>> {
+        let (mut ids, mut n) = (Vec::<i64>::new(), 0);
+        loop {
+            // SAFETY: a live handle; at most as many ids are written as there is room for.
+            call(|error| unsafe {
+                sys::tandem_cache_sequences(ids.as_mut_ptr(), ids.len() as i64, &mut n, self.as_ptr(), error)
+            })?;
+            let n = n as usize;
+            let has_all = n <= ids.len();
+            ids.resize(n, 0);
+            if has_all {
+                return Ok(ids.into_iter().map(SequenceId).collect());
+            }
+        }
+    }
+
+    /// Gives memory of the host store back that dropped and truncated sequences have left; returns how many bytes.
+    ///
+    /// # Errors
+    /// None but those of every call.
+    pub fn trim(&self) -> Result<i64> {
+        let mut n_bytes = 0;
+        // SAFETY: a live handle.
+        call(|error| unsafe { sys::tandem_cache_trim(&mut n_bytes, self.as_ptr(), error) })?;
+        Ok(n_bytes)
+    }
+
+    /// The pages that nobody else holds serve other sequences from then on; [`Cache::trim`] gives their memory back.
     ///
     /// # Errors
     /// Those of every call that names a sequence.
