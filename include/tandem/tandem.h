@@ -328,7 +328,7 @@ TANDEM_API int32_t tandem_sequence_truncate(tandem_cache *cache, int64_t sequenc
 TANDEM_API int32_t tandem_sequence_remove(tandem_cache *cache, int64_t sequence, int64_t first, int64_t n_tokens,
                                           int32_t shift_positions, tandem_error **error);
 /* Appends k: [n_tokens, n_kv_heads, k_head_dim] and v: [n_tokens, n_kv_heads, v_head_dim] (any type; v NULL where it aliases k)
- * to one layer without attending; rounded once to the storage type, to nearest even (q8_0, q4_0: as said above).
+ * to one layer without attending; rounded once to the storage type, to nearest even (see TANDEM_Q8_0, TANDEM_Q4_0).
  * From host memory: stream is NULL, and tensors in device memory are UNSUPPORTED (tandem_attend() appends such). Errors: CAPACITY. */
 TANDEM_API int32_t tandem_sequence_append(tandem_cache *cache, int64_t sequence, int32_t layer_idx, const tandem_tensor *k,
                                           const tandem_tensor *v, void *stream, tandem_error **error);
@@ -502,8 +502,8 @@ TANDEM_API void tandem_attend_args_init(tandem_attend_args *args);
  * f32, weights too but for what matmul_rows says. NaN or Inf in q, k or v reaches the rows that see it (as NaN; Inf in v
  * may stay Inf, a logit of -inf may count as no key) and no other; a query that sees no key gives o = 0, lse = -inf. Reads
  * K and V once per KV head. Allocates only when a length or size of a call is reached for the first time. Errors: NOT_FOUND, BUSY, CAPACITY,
- * OUT_OF_MEMORY, UNSUPPORTED, INVALID_STATE (speculative tokens pending, q_len beyond what the step declared). With a selection also UNSUPPORTED (another
- * policy, streaming heads, groups of more than 64 query heads on device tensors) and INVALID_ARGUMENT (selection.idx: an index that is repeated, does not ascend or
+ * OUT_OF_MEMORY, UNSUPPORTED, INVALID_STATE (speculative tokens pending, q_len beyond what the step declared), UNSUPPORTED with a selection (another
+ * policy, streaming heads, groups of more than 64 query heads on device tensors), INVALID_ARGUMENT (selection.idx: an index that is repeated, does not ascend or
  * names a token behind the query's own, with row, head and place). On any error no
  * layer has grown and o is untouched (but by a call that is cancelled while it writes, and by one on device tensors that is done
  * in several chunks, as it has more than 512 tokens or names very many keys, and fails half-way).

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""Reads include/tandem/tandem.h and the parts that it includes at its end: constants, callbacks, structs, functions, and for the
-manual the comments of each.
+"""Reads include/tandem/tandem.h and the parts that it includes at its end: constants, callbacks, structs, functions, and for
+the manual the comments of each.
 
 Not a parser of C: it knows the few forms in which the header is written, and stops at what it does not know.
 """
@@ -101,7 +101,8 @@ class Notes:
 
 
 ITEM = re.compile(r"/\*(?P<comment>.*?)\*/|^#define (?P<constant>TANDEM_\w+) -?\d+u?(?=[ \n])|"
-                  r"^typedef struct (?P<handle>tandem_\w+) \w+;|^typedef struct tandem_\w+ \{\n.*?^\} (?P<struct>tandem_\w+);|"
+                  r"^typedef struct (?P<handle>tandem_\w+) \w+;|"
+                  r"^typedef struct tandem_\w+ \{\n.*?^\} (?P<struct>tandem_\w+);|"
                   r"^typedef [^;{]*?\(\*(?P<callback>tandem_\w+)\)\([^)]*\);|"
                   r"^TANDEM_API [^(;]*?(?P<function>tandem_\w+)\([^)]*\);", re.S | re.M)
 TITLE = re.compile(r" -+ (.*?) -+ $")
@@ -114,8 +115,8 @@ def lines_of(comment):
 
 
 def add_notes(notes, text):
-    """Notes of one file. A comment is about what follows on the next line, or about what stands before it in its line. One with an
-    empty line behind it is about the functions behind it in its section."""
+    """Notes of one file. A comment is about what follows on the next line, or about what stands before it in its line. One
+    with an empty line behind it is about the functions behind it in its section."""
     section, group, above, last, shared = "", "", None, None, None
     for found in ITEM.finditer(text):
         kind, name = found.lastgroup, found[found.lastgroup]

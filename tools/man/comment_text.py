@@ -4,10 +4,11 @@
   - an empty line ends a paragraph;
   - "  - text" is a bullet, and lines that stand further in go on with it;
   - "  term   text" is a term, and lines below the text go on with it;
-  - lines with several columns, and lines that stand further in without any of these, are rows: each column is a line of its own.
+  - a sentence that begins with "name": is a paragraph of its own;
+  - lines with several columns, and lines that stand further in without any of these, are rows: each column is a line.
 
-And of words: names of functions and structs are references, codes of errors and constants are bold, names with an underscore and
-what stands in backticks are italic or bold.
+And of words: names of functions and structs are references; codes of errors, constants and what stands in backticks are
+bold; names with an underscore are italic.
 """
 import re
 
@@ -15,14 +16,14 @@ from document import Bullets, Lines, Paragraph, Span, Terms
 
 BULLET = re.compile(r"( +)- (.*)")
 TERM = re.compile(r"( +)([^\s\[](?:[^\[]*?\S)?)  +(\S.*)")
-WORD = re.compile(r"`(?P<quoted>[^`]+)`|(?<![\w/.-])(?:struct )?(?P<name>tandem_\w+)(?P<call>\(\))?(?![\w.*-])|"
+WORD = re.compile(r"`(?P<quoted>[^`]+)`|(?<![\w/.-])(?:struct )?(?P<name>tandem_\w+)(?P<call>\(\))?(?![\w*-]|\.\w)|"
                   r"(?<!\w)(?P<constant>TANDEM_[A-Z0-9_]+\*?)|(?<!\w)(?P<code>_?[A-Z][A-Z_]{1,})(?!\w)|"
                   r"(?<![\w.])(?P<pointer>\*[a-z]\w*)|(?<![\w*.])(?P<member>[a-z]\w*(?:_\w+)+)(?!\w*\()")
 
 
 class Words:
-    """pages: names of functions, structs and callbacks with the page that explains them; own: names that the page at hand explains;
-    codes: of errors, without TANDEM_ERROR_."""
+    """pages: names of functions, structs and callbacks with the page that explains them; own: names that the page at hand
+    explains; codes: of errors, without TANDEM_ERROR_."""
 
     def __init__(self, pages, codes, own=()):
         self.pages, self.codes, self.own = pages, codes, set(own)
@@ -57,6 +58,12 @@ class Words:
         return Paragraph(self.spans(text))
 
 
+def sentence(text):
+    """A comment behind a member or a constant, as a sentence."""
+    begins_with_a_word = re.match(r"[a-z]+(?=[ ,;:]|$)", text)
+    return (text[:1].upper() + text[1:] if begins_with_a_word else text) + ("" if text.endswith(".") else ".")
+
+
 def indent_of(line):
     return len(line) - len(line.lstrip())
 
@@ -80,9 +87,8 @@ class Reader:
         if bullet:
             return [Bullets((tuple(self.body(take_item(lines, len(bullet[1]) + 1, bullet[2]))),))]
         if term and not is_row(lines[0]):
-            column = lines[0].rindex(term[3])
-            rest = lines[0][term.start(3):]
-            return [Terms(((self.words.spans(term[2]), tuple(self.body(take_item(lines, min(column, term.start(3)), rest)))),))]
+            body = self.body(take_item(lines, term.start(3), term[3]))
+            return [Terms(((self.words.spans(term[2]), tuple(body)),))]
         if indent_of(lines[0]) > 0:
             rows = []
             while lines and indent_of(lines[0]) > 0:
@@ -91,7 +97,7 @@ class Reader:
         taken = [lines.pop(0)]
         while lines and indent_of(lines[0]) == 0:
             taken.append(lines.pop(0))
-        return [self.words.paragraph(" ".join(taken))]
+        return [self.words.paragraph(part) for part in re.split(r'(?<=\.) (?="[\w+]+": )', " ".join(taken))]
 
     def body(self, lines):
         """Blocks of what is said of a term: rows, and paragraphs."""

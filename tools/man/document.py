@@ -5,7 +5,7 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Span:
-    """style: "" plain, "bold", "italic", "code" (bold in roff), or "page": a reference to `text` in `section` of the manual."""
+    """style: "" plain, "bold", "italic", "code" (bold in roff), or "page": a reference to `text` in `section`."""
     text: str
     style: str = ""
     section: int = 0  # of a reference
