@@ -98,6 +98,7 @@ class Notes:
     groups: dict    # name of a function: the comment that stands alone above several functions, "" where there is none
     constants: list  # (comment above, [names]) for each run of constants
     heads: dict     # file name: the comment at its head
+    defaults: set   # names of the macros of defaults, TANDEM_*_INIT
 
 
 ITEM = re.compile(r"/\*(?P<comment>.*?)\*/|^#define (?P<constant>TANDEM_\w+) -?\d+u?(?=[ \n])|"
@@ -150,8 +151,9 @@ def add_notes(notes, text):
 
 def notes_of(texts):
     """texts: by file name."""
-    notes = Notes({}, {}, {}, [], {})
+    notes = Notes({}, {}, {}, [], {}, set())
     for name, text in texts.items():
+        notes.defaults |= set(re.findall(r"^#define (TANDEM_\w+_INIT)\b", text, re.M))
         notes.heads[name] = lines_of(text[2:text.index("*/")])
         add_notes(notes, text[text.index("*/") + 2:])
     return notes

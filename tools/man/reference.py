@@ -100,7 +100,7 @@ class Reference:
         self.words = Words(pages, self.codes)
         self.constant_homes = {}
         for struct in header.structs:
-            for _, names in self.constants_of(struct):
+            for _, names, _ in self.constants_of(struct):
                 self.constant_homes |= {name: self.constant_homes.get(name, struct.name) for name in names}
 
     def homes_of_callbacks(self):
@@ -236,7 +236,7 @@ class Reference:
         macro = struct.name.upper() + "_INIT"
         synopsis = [INCLUDE, (), (Span(f"typedef struct {struct.name} {{"),), *members, (Span(f"}} {struct.name};"),), ()]
         synopsis += [line for function in inits for line in prototype(function)]
-        if inits:
+        if macro in self.notes.defaults:
             synopsis.append((Span(f"{struct.name} "), Span("value", "italic"), Span(" = "), Span(macro, "bold"), Span(";")))
         comment = self.notes.comments.get(struct.name, "")
         comment, errors = take_sentence(comment, "Errors")
@@ -252,7 +252,10 @@ class Reference:
         sections += [Section("NOTES", [words.paragraph("Structs: " + rule)])] if rule else []
         users = [function for function in self.header.functions
                  if not is_init(function) and any(field.type.name == struct.name for field in function.parameters)]
-        sections.append(self.see_also(struct.name, users if len(users) < 8 else [], comment))
+        near = {other.name for other in self.header.structs
+                if any(member.type.name == struct.name for member in other.members)}
+        near |= {member.type.name for member in struct.members} & set(self.structs)
+        sections.append(self.see_also(struct.name, users if len(users) < 8 else [], " ".join([comment, *sorted(near)])))
         return Page(struct.name, 3, self.summary(struct.name), [one for one in sections if one.blocks],
                     tuple([*(function.name for function in inits), *callbacks]))
 
@@ -278,17 +281,22 @@ class Reference:
         return [Section("CALLBACKS", blocks)] if blocks else []
 
     def constants_of(self, struct):
-        """The constants that comments of a struct's page name, each group as a whole: (its comment, names)."""
+        """The groups of constants that comments of a struct's page name: (a group's comment, all its names, those named)."""
         head = self.notes.heads.get(struct.name.removeprefix("tandem_") + ".h", "")
         callbacks = [name for name, home in self.homes.items() if home == struct.name]
         texts = [self.notes.comments.get(name, "") for name in (struct.name, *callbacks)]
         named = re.findall(r"TANDEM_[A-Z0-9_]+\*?", " ".join([*texts, *(member.comment for member in struct.members), head]))
-        return [(comment, names) for comment, names in self.notes.constants
-                if names[0] != "TANDEM_OK" and any(is_named(name, named) for name in names)]
+        groups = [(comment, names, [name for name in names if is_named(name, named)]) for comment, names in self.notes.constants]
+        return [group for group in groups if group[2] and group[1][0] != "TANDEM_OK"]
 
     def constant_section(self, struct, words):
         blocks = []
-        for comment, names in self.constants_of(struct):
+        for comment, names, named in self.constants_of(struct):
+            home = self.constant_homes[names[0]]
+            if home != struct.name:
+                blocks.append(Paragraph((Span(named[0], "bold"), Span(" and others of its kind: see "),
+                                         Span(home, "page", 3), Span("."))))
+                continue
             blocks += Reader(words).blocks(comment)
             values = [(name, self.header.constants[name].rstrip("u")) for name in names]
             items = [((Span(name, "bold"), Span(f" {value}")), self.constant_body(name, words)) for name, value in values]
