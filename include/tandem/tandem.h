@@ -161,7 +161,7 @@ typedef struct tandem_engine tandem_engine;
 #define TANDEM_LOG_WARNING 2
 #define TANDEM_LOG_INFO 3
 
-/* level: TANDEM_LOG_*. Called from any thread of the library; must not call back into it. */
+/* level: TANDEM_LOG_ERROR, ... Called from any thread of the library; must not call back into it. */
 typedef void (*tandem_log_fn)(int32_t level, const char *message, void *user);
 /* Returns `bytes` bytes aligned to `alignment` (a power of two), or NULL. */
 typedef void *(*tandem_alloc_fn)(size_t bytes, size_t alignment, void *user);

@@ -286,7 +286,8 @@ class Reference:
         callbacks = [name for name, home in self.homes.items() if home == struct.name]
         texts = [self.notes.comments.get(name, "") for name in (struct.name, *callbacks)]
         named = re.findall(r"TANDEM_[A-Z0-9_]+\*?", " ".join([*texts, *(member.comment for member in struct.members), head]))
-        groups = [(comment, names, [name for name in names if is_named(name, named)]) for comment, names in self.notes.constants]
+        groups = [(comment, names, [name for name in names if is_named(name, named)])
+                  for comment, names in self.notes.constants]
         return [group for group in groups if group[2] and group[1][0] != "TANDEM_OK"]
 
     def constant_section(self, struct, words):
