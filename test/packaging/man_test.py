@@ -7,7 +7,7 @@
   - a function that returns a status says what errors there are, each function which threads may call it, and one that takes
     a stream or tensors in what order that happens. What holds for every function is said once, at the head of tandem.h:
     pages repeat it, and fail here where the head lacks the sentence for an object or for streams;
-  - no word of a comment is lost on its way to the page;
+  - no word of a comment or of a help text is lost on its way to the page;
   - each reference is to a page that there is, and each file of HTML is well-formed, with links that lead to files;
   - mandoc and groff find nothing to warn of, where they are installed;
   - the programs in the overviews compile;
@@ -131,6 +131,18 @@ def check_words(manual):
                 yield f"{name}: the page lacks words of the comment: {' '.join(lost[:8])}"
 
 
+def check_help_words(manual, root):
+    """Words of help texts that are not on the program's page. The first line of tandem's own is its name."""
+    for page in manual.pages:
+        for name in make.HELP if page.section == 1 else ():
+            if name == page.name or (page.name != "tandem" and name.startswith(page.name + "-")):
+                text = (root / f"docs/man/help/{name}.txt").read_text().replace("Exit codes", "").replace("usage: ", "")
+                there = {word.lower() for word in words_of(text_of_page(page))}
+                lost = [word for word in words_of(text) if word.lower() not in there]
+                if lost:
+                    yield f"{page.file} lacks words of {name} --help: {' '.join(lost[:8])}"
+
+
 def check_references(manual):
     there = {(name, page.section) for page in manual.pages for name in (page.name, *page.aliases)}
     for page in manual.pages:
@@ -198,7 +210,7 @@ def check(root):
     """What concerns names and words, which the mistakes below are of."""
     manual = make.manual_of(root, make.PROGRAMS)
     return [*check_names(manual), *check_declarations(manual, root), *check_rules(manual), *check_words(manual),
-            *check_references(manual)]
+            *check_help_words(manual, root), *check_references(manual)]
 
 
 END = "/* ---- merge "  # before which the header of a copy gets more

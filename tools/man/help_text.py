@@ -52,9 +52,7 @@ def paragraphs(lines):
     made = [[lines[0]]]
     for line in lines[1:]:
         if re.match(r"\w+: ", line) and made[-1][-1].endswith("."):
-            made.append([])
-        if not made[-1]:
-            made[-1] = [line]
+            made.append([line])
         else:
             made[-1].append(line)
     return [Paragraph(spans_of(" ".join(part))) for part in made]
