@@ -98,6 +98,7 @@ TANDEM_API int32_t tandem_cpu_isa_available(const char *name);
 
 /* ---- statistics and trace --------------------------------------------------------------------------------------- */
 
+/* What a cache holds now, and the most that it has held. */
 typedef struct tandem_cache_stats {
   uint32_t struct_size;
   int32_t reserved;
@@ -117,6 +118,7 @@ typedef struct tandem_cache_stats {
 } tandem_cache_stats;
 #define TANDEM_CACHE_STATS_INIT \
   { sizeof(tandem_cache_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+/* Fills *stats. */
 TANDEM_API int32_t tandem_cache_get_stats(tandem_cache_stats *stats, const tandem_cache *cache, tandem_error **error);
 
 /* The ids of the cache's sequences, ascending. Writes at most `capacity`; *n_sequences gets their number. */

@@ -13,10 +13,10 @@
  *             to NULL on success and to an object that the caller releases on failure. A failing call changes nothing.
  *             TANDEM_ERROR_INVALID_HANDLE, _INVALID_ARGUMENT (NULL, alignment, struct_size, range) and, in a child after fork(),
  *             _INVALID_STATE may come from every call that returns a status and are not repeated below.
- *   Threads   Engine, model and weights: any thread, at any time. Cache: any thread; changes are serialised by its writer lock.
- *             Session: one thread at a time. The caller's affinity, signal mask, floating-point mode and locale are left
- *             as found. Signal handlers may run during a call; a signal may wait for a matrix product, some milliseconds
- *             at most. Nothing is printed, nothing aborts, no C++ exception crosses a call.
+ *   Threads   Engine, model and weights: any thread, at any time. Cache: any thread; a writer lock serialises changes.
+ *             Session: one thread at a time. Functions without any of these: any thread. The caller's affinity, signal mask,
+ *             floating-point mode and locale are left as found. Signal handlers may run during a call; a signal may wait
+ *             some milliseconds for a matrix product. Nothing is printed, nothing aborts, no C++ exception crosses a call.
  *   Structs   Their first member is struct_size = sizeof the struct; tandem_*_init() and TANDEM_*_INIT fill in defaults.
  *             Zero means default; where zero is a value of its own, -1 is the default. Structs only grow at the end; a
  *             larger one than the library knows is accepted when the rest is zero. Reserved members are zero.
@@ -25,17 +25,17 @@
  *   Memory    Options, arrays and names are copied before return. Tensors are borrowed until the call returns (host) or
  *             until the stream has passed the call (device). Output tensors may not overlap inputs or each other.
  *   Units     Lengths are tokens, sizes bytes (_bytes), times nanoseconds (_ns), strides elements.
- *   Streams   `stream` is a CUDA stream as void *, for tensors in device memory (NULL is the legacy default stream there); with
- *             tensors in host memory it is NULL, and a call has finished when it returns. On a device a call returns when its
- *             work is on its way; it waits for the device where memory has to grow, a window lacks what the host has, another
- *             session has calls under way on the same cache, more than two steps are (64 calls at least), keys are to be
- *             streamed that calls before have yet to bring to the host, or a route's costs are measured.
- *             Calls of one session are ordered by the caller: one stream, or events between several.
+ *   Streams   `stream` is a CUDA stream as void *, for tensors in device memory (NULL is the legacy default stream there);
+ *             with tensors in host memory it is NULL, and a call has finished when it returns. Functions without it take
+ *             tensors in host memory. On a device a call returns when its work is on its way; it waits for the device where
+ *             memory has to grow, a window lacks what the host has, another session has calls under way on the same cache,
+ *             more than two steps are (64 calls at least), keys to be streamed have yet to reach the host, or a route's
+ *             costs are measured. The caller orders calls of one session: one stream, or events between several.
  *   Version   Introduced in 0.2 unless said otherwise. Programs and bindings for 0.1 are compiled again (CHANGELOG.md).
  *
- * This is the one file to include. At its end it brings tensors.h (attention over K and V of the caller's own), weights.h
- * (projections, offloaded weights), selection.h (keys that the caller names) and plan.h (memory, routes, what is supported,
- * statistics), of which the same holds.
+ * This is the one file to include. At its end it brings tensors.h (attention over the caller's own K and V), weights.h
+ * (projections, offloaded weights), selection.h (keys that the caller names), pruning.h, patterns.h and plan.h (memory,
+ * routes, what is supported, statistics), of which the same holds.
  */
 #ifndef TANDEM_TANDEM_H_
 #define TANDEM_TANDEM_H_
@@ -162,7 +162,7 @@ typedef struct tandem_engine tandem_engine;
 #define TANDEM_LOG_WARNING 2
 #define TANDEM_LOG_INFO 3
 
-/* Called from any thread of the library; must not call back into it. */
+/* level: TANDEM_LOG_ERROR, ... Called from any thread of the library; must not call back into it. */
 typedef void (*tandem_log_fn)(int32_t level, const char *message, void *user);
 /* Returns `bytes` bytes aligned to `alignment` (a power of two), or NULL. */
 typedef void *(*tandem_alloc_fn)(size_t bytes, size_t alignment, void *user);
@@ -259,7 +259,7 @@ TANDEM_API void tandem_layer_options_init(tandem_layer_options *options);
  * UNSUPPORTED (a head_dim or combination without kernels, with the reason). */
 TANDEM_API int32_t tandem_model_create(tandem_model **model, const tandem_layer_options *layers, int32_t n_layers,
                                        tandem_error **error);
-TANDEM_API void tandem_model_release(tandem_model *model);
+TANDEM_API void tandem_model_release(tandem_model *model); /* as tandem_engine_release() */
 
 /* ---- cache and its sequences ------------------------------------------------------------------------------------ */
 
@@ -301,7 +301,7 @@ TANDEM_API void tandem_cache_options_init(tandem_cache_options *options);
  * CAPACITY, OUT_OF_MEMORY. */
 TANDEM_API int32_t tandem_cache_create(tandem_cache **cache, tandem_engine *engine, const tandem_model *model,
                                        const tandem_cache_options *options, tandem_error **error);
-TANDEM_API void tandem_cache_release(tandem_cache *cache);
+TANDEM_API void tandem_cache_release(tandem_cache *cache); /* as tandem_engine_release() */
 
 /* Sequences are named by ids that a cache never uses twice. The functions below return NOT_FOUND for an unknown or dropped
  * id, BUSY while a session has the sequence in flight, and INVALID_STATE where a sequence must be even (every layer of
@@ -329,7 +329,7 @@ TANDEM_API int32_t tandem_sequence_truncate(tandem_cache *cache, int64_t sequenc
 TANDEM_API int32_t tandem_sequence_remove(tandem_cache *cache, int64_t sequence, int64_t first, int64_t n_tokens,
                                           int32_t shift_positions, tandem_error **error);
 /* Appends k: [n_tokens, n_kv_heads, k_head_dim] and v: [n_tokens, n_kv_heads, v_head_dim] (any type; v NULL where it aliases k)
- * to one layer without attending; rounded once to the storage type, to nearest even (q8_0, q4_0: as said above).
+ * to one layer without attending; rounded once to the storage type, to nearest even (see TANDEM_Q8_0, TANDEM_Q4_0).
  * From host memory: stream is NULL, and tensors in device memory are UNSUPPORTED (tandem_attend() appends such). Errors: CAPACITY. */
 TANDEM_API int32_t tandem_sequence_append(tandem_cache *cache, int64_t sequence, int32_t layer_idx, const tandem_tensor *k,
                                           const tandem_tensor *v, void *stream, tandem_error **error);
@@ -503,8 +503,8 @@ TANDEM_API void tandem_attend_args_init(tandem_attend_args *args);
  * f32, weights too but for what matmul_rows says. NaN or Inf in q, k or v reaches the rows that see it (as NaN; Inf in v
  * may stay Inf, a logit of -inf may count as no key) and no other; a query that sees no key gives o = 0, lse = -inf. Reads
  * K and V once per KV head. Allocates only when a length or size of a call is reached for the first time. Errors: NOT_FOUND, BUSY, CAPACITY,
- * OUT_OF_MEMORY, UNSUPPORTED, INVALID_STATE (speculative tokens pending, q_len beyond what the step declared). With a selection also UNSUPPORTED (another
- * policy, streaming heads, groups of more than 64 query heads on device tensors) and INVALID_ARGUMENT (selection.idx: an index that is repeated, does not ascend or
+ * OUT_OF_MEMORY, UNSUPPORTED, INVALID_STATE (speculative tokens pending, q_len beyond what the step declared), UNSUPPORTED with a selection (another
+ * policy, streaming heads, groups of more than 64 query heads on device tensors), INVALID_ARGUMENT (selection.idx: an index that is repeated, does not ascend or
  * names a token behind the query's own, with row, head and place). On any error no
  * layer has grown and o is untouched (but by a call that is cancelled while it writes, and by one on device tensors that is done
  * in several chunks, as it has more than 512 tokens or names very many keys, and fails half-way).

@@ -82,7 +82,7 @@ TANDEM_API void tandem_weights_release(tandem_weights *weights);
 TANDEM_API int32_t tandem_weights_use(void **data, tandem_weights *weights, int32_t block_idx, void *stream,
                                       tandem_error **error);
 /* What was asked of `stream` until now is all that reads the block: others may be sent to its place after that. Once for each
- * tandem_weights_use(). Errors: as there; INVALID_STATE (the block is not in use). */
+ * tandem_weights_use(). Errors: as tandem_weights_use(); INVALID_STATE (the block is not in use). */
 TANDEM_API int32_t tandem_weights_done(tandem_weights *weights, int32_t block_idx, void *stream, tandem_error **error);
 
 /* From the session's next call on, W_K and W_V of a layer whose projection has none are blocks of `weights`, which the session
@@ -114,6 +114,7 @@ typedef struct tandem_weights_stats {
 } tandem_weights_stats;
 #define TANDEM_WEIGHTS_STATS_INIT \
   { sizeof(tandem_weights_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+/* Fills *stats. */
 TANDEM_API int32_t tandem_weights_get_stats(tandem_weights_stats *stats, const tandem_weights *weights, tandem_error **error);
 
 #ifdef __cplusplus

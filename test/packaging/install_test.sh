@@ -42,6 +42,26 @@ if [ -x "$build/bin/tandem" ]; then
     fail 'the versions of tandem and of tandem.pc differ'
 fi
 
+# ---- the manual ----
+if [ -e "$build/man/made" ]; then
+  for page in man3/tandem_attend.3 man3/tandem_session_options_init.3 man7/tandem.7 man7/tandem-errors.7; do
+    grep -q '^\.TH TANDEM' "$prefix/share/man/$page" || fail "share/man/$page is no page"
+  done
+  for page in "$prefix"/share/man/man[137]/*; do
+    [ -e "$page" ] || fail "$page is a link that leads nowhere"
+    ! grep -qF -e "$work" -e "$source" "$page" || fail "$page names a folder of the build"
+  done
+  for program in "$prefix"/bin/*; do
+    [ -e "$prefix/share/man/man1/$(basename "$program").1" ] || fail "$program has no page"
+  done
+  [ -e "$prefix/share/doc/tandem/html/index.html" ] || fail 'the manual as HTML is missing'
+  if command -v man >/dev/null; then
+    step 'man tandem_attend' env "MANPATH=$prefix/share/man" man -w tandem_attend
+  fi
+elif grep -q '^TANDEM_MAN:BOOL=ON$' "$build/CMakeCache.txt"; then
+  fail 'TANDEM_MAN is ON and the manual has not been made'
+fi
+
 # ---- pkg-config ----
 export PKG_CONFIG_PATH="$libdir/pkgconfig"
 [ "$(pkg-config --modversion tandem)" = "$(pkg-config --modversion tandem-static)" ] || fail 'versions of the .pc files differ'

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""Reads include/tandem/tandem.h and the parts that it includes at its end: constants, callbacks, structs, functions.
+"""Reads include/tandem/tandem.h and the parts that it includes at its end: constants, callbacks, structs, functions, and for
+the manual the comments of each.
 
 Not a parser of C: it knows the few forms in which the header is written, and stops at what it does not know.
 """
@@ -87,6 +88,75 @@ class Header:
             for byte in number.to_bytes(4, "little"):
                 value = (value ^ byte) * 0x100000001B3 % (1 << 64)
         return value
+
+
+@dataclasses.dataclass
+class Notes:
+    """The comments of the header, with their lines, by the names that they are about."""
+    comments: dict  # name: the comment above it, or behind it in its line
+    sections: dict  # name: the title of its section, "engine"
+    groups: dict    # name of a function: the comment that stands alone above several functions, "" where there is none
+    constants: list  # (comment above, [names]) for each run of constants
+    heads: dict     # file name: the comment at its head
+    defaults: set   # names of the macros of defaults, TANDEM_*_INIT
+
+
+ITEM = re.compile(r"/\*(?P<comment>.*?)\*/|^#define (?P<constant>TANDEM_\w+) -?\d+u?(?=[ \n])|"
+                  r"^typedef struct (?P<handle>tandem_\w+) \w+;|"
+                  r"^typedef struct tandem_\w+ \{\n.*?^\} (?P<struct>tandem_\w+);|"
+                  r"^typedef [^;{]*?\(\*(?P<callback>tandem_\w+)\)\([^)]*\);|"
+                  r"^TANDEM_API [^(;]*?(?P<function>tandem_\w+)\([^)]*\);", re.S | re.M)
+TITLE = re.compile(r" -+ (.*?) -+ $")
+
+
+def lines_of(comment):
+    """The text between the stars of a comment, without what begins each line."""
+    lines = [re.sub(r"^ *\* ?", "", line) if i else line.strip() for i, line in enumerate(comment.splitlines())]
+    return "\n".join(line.rstrip() for line in lines).strip("\n")
+
+
+def add_notes(notes, text):
+    """Notes of one file. A comment is about what follows on the next line, or about what stands before it in its line. One
+    with an empty line behind it is about the functions behind it in its section."""
+    section, group, above, last, shared = "", "", None, None, None
+    for found in ITEM.finditer(text):
+        kind, name = found.lastgroup, found[found.lastgroup]
+        if kind == "comment":
+            title = TITLE.match(name)
+            if title:
+                section, group, above, last = title[1], "", None, None
+            elif last is not None and "\n" not in text[last[1]:found.start()]:
+                notes.comments[last[0]] = lines_of(name)
+            elif text[found.end():found.end() + 2] == "\n\n":
+                group, above = lines_of(name), None
+            else:
+                above = (found.end(), lines_of(name))
+            continue
+        own = above[1] if above is not None and text[above[0]:found.start()] == "\n" else ""
+        if kind == "constant":
+            if own or last is None or last[2] != "constant" or "\n\n" in text[last[1]:found.start()]:
+                notes.constants.append((own, []))
+            notes.constants[-1][1].append(name)
+        elif own:
+            notes.comments[name] = own
+        if kind == "function":
+            signature = re.sub(r"tandem_\w+\(", "(", found[0])
+            if not own and shared == (found.start() - 1, signature) and "(void" not in signature:
+                notes.comments[name] = notes.comments.get(last[0], "")  # one comment above two functions that are alike
+            shared = (found.end(), signature)
+            notes.groups[name] = group
+        notes.sections[name] = section
+        above, last = None, (name, found.end(), kind)
+
+
+def notes_of(texts):
+    """texts: by file name."""
+    notes = Notes({}, {}, {}, [], {}, set())
+    for name, text in texts.items():
+        notes.defaults |= set(re.findall(r"^#define (TANDEM_\w+_INIT)\b", text, re.M))
+        notes.heads[name] = lines_of(text[2:text.index("*/")])
+        add_notes(notes, text[text.index("*/") + 2:])
+    return notes
 
 
 def words_of(comment):

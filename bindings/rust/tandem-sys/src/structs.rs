@@ -7,7 +7,7 @@ use std::os::raw::{c_char, c_void};
 /// `tandem_abi_fingerprint(TANDEM_VERSION_MINOR)` that these declarations were written for (64-bit pointers).
 pub const FINGERPRINT: u64 = 0x3bb7_1b14_6a3d_5ded;
 
-/// Called from any thread of the library; must not call back into it.
+/// level: `TANDEM_LOG_ERROR`, ... Called from any thread of the library; must not call back into it.
 pub type tandem_log_fn = unsafe extern "C" fn(level: i32, message: *const c_char, user: *mut c_void);
 /// Returns `bytes` bytes aligned to `alignment` (a power of two), or NULL.
 pub type tandem_alloc_fn = unsafe extern "C" fn(bytes: usize, alignment: usize, user: *mut c_void) -> *mut c_void;

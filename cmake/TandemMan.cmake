@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: MIT
+# The manual: pages for man(1) and the same as HTML, made by tools/man/make.py of the headers' comments, the help texts of
+# the programs that are built, and docs/man.
+find_package(Python3 3.9 COMPONENTS Interpreter QUIET)
+set(tandem_man_default OFF)
+if(PROJECT_IS_TOP_LEVEL AND Python3_Interpreter_FOUND)
+  set(tandem_man_default ON)
+endif()
+option(TANDEM_MAN "Man pages, and the same as HTML; needs Python 3.9" ${tandem_man_default})
+if(NOT TANDEM_MAN)
+  if(PROJECT_IS_TOP_LEVEL)
+    message(STATUS "Man pages: none (TANDEM_MAN=OFF, the default where Python 3.9 or later is not found)")
+  endif()
+  return()
+endif()
+if(NOT Python3_Interpreter_FOUND)
+  message(FATAL_ERROR "TANDEM_MAN=ON needs Python 3.9 or later, which was not found (Python3_EXECUTABLE names it)")
+endif()
+message(STATUS "Man pages: made by Python ${Python3_VERSION}, installed into ${CMAKE_INSTALL_MANDIR}; as HTML into "
+               "${CMAKE_INSTALL_DOCDIR}/html")
+
+set(tandem_man_programs "")
+foreach(program front info plan patterns bench generate)
+  if(TARGET tandem-${program})
+    list(APPEND tandem_man_programs tandem-${program})
+  endif()
+endforeach()
+list(TRANSFORM tandem_man_programs REPLACE "^tandem-front$" tandem)
+list(JOIN tandem_man_programs "," tandem_man_programs)
+
+file(GLOB tandem_man_sources ${PROJECT_SOURCE_DIR}/include/tandem/*.h ${PROJECT_SOURCE_DIR}/docs/man/*
+     ${PROJECT_SOURCE_DIR}/docs/man/help/*.txt ${PROJECT_SOURCE_DIR}/tools/man/*.py ${PROJECT_SOURCE_DIR}/tools/abi/*.py)
+list(FILTER tandem_man_sources EXCLUDE REGEX "/help$")
+set(tandem_man_dir ${CMAKE_CURRENT_BINARY_DIR}/man)
+add_custom_command(OUTPUT ${tandem_man_dir}/made
+  COMMAND Python3::Interpreter ${PROJECT_SOURCE_DIR}/tools/man/make.py ${tandem_man_dir} "--programs=${tandem_man_programs}"
+  COMMAND ${CMAKE_COMMAND} -E touch ${tandem_man_dir}/made
+  DEPENDS ${tandem_man_sources} COMMENT "Making the manual" VERBATIM)
+add_custom_target(tandem_man ALL DEPENDS ${tandem_man_dir}/made)
+add_dependencies(tandem_programs tandem_man)
+
+if(TANDEM_INSTALL)
+  foreach(section man1 man3 man7)
+    if(NOT section STREQUAL man1 OR tandem_man_programs)
+      install(DIRECTORY ${tandem_man_dir}/${section} DESTINATION ${CMAKE_INSTALL_MANDIR})
+    endif()
+  endforeach()
+  install(DIRECTORY ${tandem_man_dir}/html DESTINATION ${CMAKE_INSTALL_DOCDIR})
+endif()
