@@ -162,8 +162,9 @@ void calls_of_both_kinds(void**) {
   attend_both_kinds(more_choosing());
 }
 
-void assert_refuses(const Patterned& patterned, int64_t n, int32_t status, const char* field, const char* text) {
-  Side side(true);
+void assert_refuses(const Patterned& patterned, int64_t n, int32_t status, const char* field, const char* text,
+                    int32_t rope = TANDEM_ROPE_CALLER) {
+  Side side(true, "all", 0, 1, kWindow, rope);
   change_session(&side, patterned.options);
   Call call(n, 1);
   call.to_device();
@@ -205,6 +206,10 @@ void what_is_refused(void**) {
   Patterned narrow(kQHeads, some_heads());
   narrow.options.window_tokens = 64;
   assert_refuses(narrow, 100, TANDEM_ERROR_CAPACITY, "window_tokens", "policy \"patterns\"");
+  Patterned capped(kQHeads, {a_shape(4, 30)});
+  capped.patterns.max_distance = 50;
+  for (const int64_t n : {1, 100})
+    assert_refuses(capped, n, TANDEM_ERROR_UNSUPPORTED, "q.device_type", "patterns.max_distance", TANDEM_ROPE_HALVES);
   Side side(true);
   const Patterned chosen(kQHeads, choosing());
   change_session(&side, chosen.options);
