@@ -61,7 +61,7 @@ struct SequenceCall {
   struct CappedKeys {
     bool any = false;  // of any query
     size_t end_at = 0;
-    const int64_t* end = nullptr;                       // [q_len], never decreases
+    const int64_t* end = nullptr;                      // [q_len], never decreases
     float *q = nullptr, *o = nullptr, *lse = nullptr;  // as those of the call
     bool any_before(int64_t t) const { return any && end[t] > 0; }
   } capped;

@@ -75,7 +75,8 @@ double error_of(const Batch& batch, const Rows& rows, int64_t most) {
       const int64_t begin = batch.n > 1 ? first + t / TANDEM_PATTERN_BLOCK * TANDEM_PATTERN_BLOCK : -1;
       const std::vector<double> expected = attend(rows, batch.q.values.data() + at, head, own, begin, most);
       for (int32_t d = 0; d < kDim; ++d)
-        error = std::max(error, std::abs(expected[static_cast<size_t>(d)] - double{batch.o.values[static_cast<size_t>(at + d)]}));
+        error = std::max(error,
+                         std::abs(expected[static_cast<size_t>(d)] - double{batch.o.values[static_cast<size_t>(at + d)]}));
     }
   return error;
 }
@@ -144,8 +145,8 @@ struct Progress {
   }
 };
 
-// A call that is stopped leaves nothing behind; one that is not is told of all its work. Behind a gap in the positions its runs
-// may be so many that its jobs come in several batches.
+// A call that is stopped leaves nothing behind; one that is not is told of all its work. Behind a gap in the positions its
+// runs may be so many that its jobs come in several batches.
 void stopped_calls_leave_nothing(void**) {
   const Machine machine({rotated_layer()}, 3);
   const Capped capped(machine, kMost, 3000);
@@ -193,7 +194,8 @@ void what_is_refused(void**) {
   Capped negative(rotated, -1), by_caller(plain);
   assert_refuses(rotated, negative, TANDEM_ERROR_INVALID_ARGUMENT, "patterns.max_distance");
   assert_refuses(plain, by_caller, TANDEM_ERROR_UNSUPPORTED, "patterns.max_distance");
-  for (const tandem_head_pattern& other : {kFull, block_sparse(2), both(a_shape(2, 30), block_sparse(2)), vertical_slash(1, 1)}) {
+  for (const tandem_head_pattern& other :
+       {kFull, block_sparse(2), both(a_shape(2, 30), block_sparse(2)), vertical_slash(1, 1)}) {
     Capped mixed(rotated);
     mixed.heads[3] = other;
     assert_refuses(rotated, mixed, TANDEM_ERROR_UNSUPPORTED, "patterns.heads[3].kinds");
@@ -204,8 +206,10 @@ void what_is_refused(void**) {
 
 int main() {
   const CMUnitTest tests[] = {
-      cmocka_unit_test(answers_are_those_of_the_distances), cmocka_unit_test(limits_that_are_not_met),
-      cmocka_unit_test(forks_and_truncation),               cmocka_unit_test(stopped_calls_leave_nothing),
+      cmocka_unit_test(answers_are_those_of_the_distances),
+      cmocka_unit_test(limits_that_are_not_met),
+      cmocka_unit_test(forks_and_truncation),
+      cmocka_unit_test(stopped_calls_leave_nothing),
       cmocka_unit_test(what_is_refused),
   };
   return cmocka_run_group_tests(tests, nullptr, nullptr);
