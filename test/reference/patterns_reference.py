@@ -128,8 +128,9 @@ def relative_logits(q, k, distances, rope):
     n_pairs = len(rope.frequencies)
 
     def pairs(rows):
-        a, b = (rows[:, 0:2 * n_pairs:2], rows[:, 1:2 * n_pairs:2]) if rope.interleaved else (rows[:, :n_pairs], rows[:, n_pairs:2 * n_pairs])
-        return a + 1j * b
+        if rope.interleaved:
+            return rows[:, 0:2 * n_pairs:2] + 1j * rows[:, 1:2 * n_pairs:2]
+        return rows[:, :n_pairs] + 1j * rows[:, n_pairs:2 * n_pairs]
 
     a, b, each = pairs(q), pairs(k).conj(), np.arange(distances.max() + 1)
     turned = np.zeros(distances.shape)
@@ -139,8 +140,8 @@ def relative_logits(q, k, distances, rope):
 
 
 def attend_within(q, k, v, seen, positions, rope, scale, max_distance=None, soft_cap=0.0, sink=-np.inf):
-    """(o, lse) of one head's queries: q [n, d] and k, not rotated; seen [n, n_tokens]; positions: of the queries and of all tokens. A key
-    further away than max_distance is attended as at that distance. sink: a logit without a key."""
+    """(o, lse) of one head's queries: q [n, d] and k, not rotated; seen [n, n_tokens]; positions: of the queries and of all tokens.
+    A key further away than max_distance is attended as at that distance. sink: a logit without a key."""
     distances = np.maximum(positions[0][:, None] - positions[1][None], 0)  # tokens behind the query are not seen
     if max_distance is not None:
         distances = np.minimum(distances, max_distance)

@@ -77,7 +77,7 @@ class Beside:
         return o
 
     def seen(self, head, first, n):
-        """Which tokens the queries [first, first + n) of the sequence's newest call attend. One query has its KV head's sinks and window."""
+        """Which tokens the queries [first, first + n) of the newest call attend. One query has its KV head's sinks and window."""
         tokens, masks = np.arange(len(self.k)), []
         for t in range(first, first + n):
             begin = first + (t - first) // reference.BLOCK * reference.BLOCK if n > 1 else t
@@ -90,8 +90,9 @@ class Beside:
     def expected(self, head, q, max_distance):
         first = len(self.k) - len(q)
         k, v = (rows[:, head // GROUP].astype(float) for rows in (self.k, self.v))
-        return reference.attend_within(q.astype(float), k, v, self.seen(head, first, len(q)), (self.positions[first:], self.positions),
-                                       self.rope, SCALE, max_distance, self.soft_cap, self.sinks[head])
+        positions = self.positions[first:], self.positions
+        return reference.attend_within(q.astype(float), k, v, self.seen(head, first, len(q)), positions, self.rope, SCALE, max_distance,
+                                       self.soft_cap, self.sinks[head])
 
     def compare(self, q, o, lse):
         for head in range(Q_HEADS):
@@ -110,7 +111,8 @@ CASES = {
     "a limit that is never met": Case(max_distance=2**31 - 1, lengths=(300, 1)),
     "scattered pages": Case(cache={"page_tokens": 16}, lengths=(300, 1, 257, 1)),
     "interleaved pairs of some dims, scaled": Case(
-        layer={"rope": "interleaved", "rope_dims": 32, "rope_attn_factor": 1.3, "rope_position_scale": 4.0}, lengths=(600, 1, 1)),
+        layer={"rope": "interleaved", "rope_dims": 32, "rope_attn_factor": 1.3, "rope_position_scale": 4.0},
+        lengths=(600, 1, 1)),
     "an attention factor": Case(layer={"rope_attn_factor": 0.8}, lengths=(600, 1)),
     "a soft cap": Case(layer={"soft_cap": 5.0}, lengths=(500, 1)),
     "learned sinks": Case(layer={"sinks": [0.5, -1.0, 6.0, 0.0]}, lengths=(100, 500, 1)),
@@ -209,15 +211,16 @@ def test_a_query_attends_sinks_at_the_limit_however_far_it_is():
     np.testing.assert_allclose(np.asarray(beside.session.attend(beside.sequence, q, k, v)), first, rtol=1e-4, atol=1e-4)
 
 
-A = HeadPattern("a_shape", sink_tokens=4, window_tokens=8)
+A, FULL = HeadPattern("a_shape", sink_tokens=4, window_tokens=8), HeadPattern()
+BOTH = HeadPattern(("a_shape", "block_sparse"), sink_tokens=4, window_tokens=8, n_blocks=2)
 REFUSED = {
     "negative": (tandem.InvalidArgumentError, r"patterns.max_distance = -1 is not from 0", [[A] * 4], -1, {}),
     "too large": (tandem.InvalidArgumentError, r"patterns.max_distance = 2147483648", [[A] * 4], 2**31, {}),
-    "RoPE by the caller": (tandem.UnsupportedError, r"patterns.max_distance = 9: the keys of layer 0 were rotated by the caller", [[A] * 4], 9,
-                           {"rope": "caller"}),
-    "a full head": (tandem.UnsupportedError, r"patterns.heads\[2\].kinds = 1 with max_distance = 9", [[A, A, HeadPattern(), A]], 9, {}),
-    "another pattern beside": (tandem.UnsupportedError, r"patterns.heads\[1\].kinds = 10 with max_distance = 9, which is for A_SHAPE alone",
-                               [[A, HeadPattern(("a_shape", "block_sparse"), sink_tokens=4, window_tokens=8, n_blocks=2), A, A]], 9, {}),
+    "RoPE by the caller": (tandem.UnsupportedError, r"patterns.max_distance = 9: the keys of layer 0 were rotated by the caller",
+                           [[A] * 4], 9, {"rope": "caller"}),
+    "a full head": (tandem.UnsupportedError, r"patterns.heads\[2\].kinds = 1 with max_distance = 9", [[A, A, FULL, A]], 9, {}),
+    "another pattern beside": (tandem.UnsupportedError, r"patterns.heads\[1\].kinds = 10 with max_distance = 9, which is for A_SHAPE",
+                               [[A, BOTH, A, A]], 9, {}),
 }
 
 
@@ -233,6 +236,6 @@ def test_layers_that_follow_no_patterns_are_not_asked():
     layer = {"n_q_heads": Q_HEADS, "n_kv_heads": KV_HEADS, "k_head_dim": DIM}
     model = tandem.Model([tandem.Layer(**layer), tandem.Layer(**layer, rope="halves")])
     cache = tandem.Cache(tandem.Engine(n_threads=1), model)
-    tandem.Session(cache, layer_policies=["all", "patterns"], patterns=Patterns([[HeadPattern()] * 4, [A] * 4], 9))
+    tandem.Session(cache, layer_policies=["all", "patterns"], patterns=Patterns([[FULL] * 4, [A] * 4], 9))
     with pytest.raises(tandem.InvalidArgumentError, match="max_distance"):
         tandem.Session(cache, policy="patterns", patterns=Patterns([[A] * 4] * 2, 1.5))
