@@ -38,6 +38,9 @@ type HeadPattern struct {
 // Patterns are what heads attend under policy "patterns": SessionOptions.Patterns.
 type Patterns struct {
 	Layers [][]HeadPattern // a pattern for each query head, of each layer
+	// Keys further from their query are attended as if they were at this distance; 0: no limit. The library applies RoPE then, and
+	// all heads are PatternAShape alone.
+	MaxDistance int64
 }
 
 // PatternFileOptions is how a file of head patterns is read. It begins as DefaultPatternFileOptions(): zero has a meaning of its own
@@ -146,6 +149,7 @@ func (p *Patterns) raw(a *arena) *C.tandem_patterns {
 		raw.heads = &heads[0]
 	}
 	raw.n_heads = C.int64_t(nHeads)
+	raw.max_distance = C.int64_t(p.MaxDistance)
 	for _, layer := range p.Layers {
 		for i := range layer {
 			layer[i].put(&heads[i])

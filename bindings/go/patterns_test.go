@@ -74,8 +74,8 @@ func TestTheLibraryGetsEveryHead(t *testing.T) {
 	var a arena
 	defer a.free()
 	last := HeadPattern{PatternAShape | PatternVerticalSlash, 1, 2, 3, 4, 5}
-	raw := (&Patterns{Layers: [][]HeadPattern{{full, {}}, {last}}}).raw(&a)
-	if raw.n_heads != 3 || raw.reserved != 0 || a.err != nil {
+	raw := (&Patterns{Layers: [][]HeadPattern{{full, {}}, {last}}, MaxDistance: 5}).raw(&a)
+	if raw.n_heads != 3 || raw.max_distance != 5 || raw.reserved != 0 || a.err != nil {
 		t.Fatalf("%+v, %v", *raw, a.err)
 	}
 	heads := unsafe.Slice(raw.heads, 3)

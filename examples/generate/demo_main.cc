@@ -49,15 +49,17 @@ Failure check_modes(const DemoOptions& options, const Flags& flags) {
   if (options.n_depths > 0 || options.n_numbers > 0)
     GENERATE_TRY(flags.refuse_given({"--decode"}, "is unused with --passkey and --numbers"));
   if (!options.loss_file.empty())
-    return flags.refuse_given({"--policies", "--text", "--seed", "--window", "--sinks", "--alpha", "--beta", "--halo",
-                               "--pruning", "--decode", "--betas", "--windows", "--pictures"},
-                              "is unused with --loss");
+    return flags.refuse_given(
+        {"--policies", "--text", "--seed", "--window", "--sinks", "--alpha", "--beta", "--halo", "--pruning", "--patterns",
+         "--max-distance", "--decode", "--betas", "--windows", "--pictures"},
+        "is unused with --loss");
   if (options.curve_file.empty()) {
     GENERATE_TRY(flags.refuse_given({"--offset"}, "is for --curve and --loss alone"));
     return flags.refuse_given({"--betas", "--windows"}, "is for --curve alone");
   }
-  return flags.refuse_given({"--policies", "--text", "--seed", "--window", "--beta", "--pruning"},
-                            "is unused with --curve (--windows and --betas are its settings)");
+  return flags.refuse_given(
+      {"--policies", "--text", "--seed", "--window", "--beta", "--pruning", "--patterns", "--max-distance"},
+      "is unused with --curve (--windows and --betas are its settings)");
 }
 
 Failure serve(DemoOptions* options) {

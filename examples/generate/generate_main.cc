@@ -48,6 +48,8 @@ Failure check(const Request& request) {
   if (request.decode_last >= std::max<int64_t>(request.score_context, 1))
     return {"--decode-last: \"" + std::to_string(request.decode_last) +
             "\" is not below --context = " + std::to_string(request.score_context)};
+  if (request.policy.max_distance > 0 && request.engine.rope == 0)
+    return {"--max-distance: is for --rope library alone (keys that are rotated here carry their position)"};
   GENERATE_TRY(request.policy.check());
   return request.engine.check();
 }
@@ -63,15 +65,18 @@ Failure score_slice(const Request& request, const std::string& text, std::string
   return {};
 }
 
+// Under --max-distance no query is further from a key than in a text of so many tokens and one more.
 Failure check_tokens(const Request& request, const std::string& text) {
   const std::string& directory = request.engine.model_directory;
+  const int64_t most = request.policy.max_distance > 0 ? request.policy.max_distance + 1 : INT64_MAX;
   if (!request.score_file.empty())
-    return check_length(directory, "--context: \"" + std::to_string(request.score_context) + "\"", request.score_context);
+    return check_length(directory, "--context: \"" + std::to_string(request.score_context) + "\"",
+                        std::min(request.score_context, most));
   const int64_t n_prompt = static_cast<int64_t>(text.size()), n_predict = request.sampling.n_predict;
   return check_length(
       directory,
       "--n-predict: \"" + std::to_string(n_predict) + "\" after a prompt of " + std::to_string(n_prompt) + " tokens",
-      n_prompt + n_predict);
+      std::min(n_prompt + n_predict, most));
 }
 
 using Json = nlohmann::ordered_json;
@@ -297,7 +302,7 @@ Failure run(int argc, char** argv) {
   GENERATE_TRY(as_usage(request.policy.routes.check(flags, request.engine, request.policy)));
   if (request.policy.policy != "hip") GENERATE_TRY(flags.refuse_given({"--pruning"}, "is for --policy hip alone"));
   if (request.policy.policy != "patterns")
-    GENERATE_TRY(flags.refuse_given({"--patterns"}, "is for --policy patterns alone"));
+    GENERATE_TRY(flags.refuse_given({"--patterns", "--max-distance"}, "is for --policy patterns alone"));
   request.engine.keeps_hidden = request.policy.routes.recomputes();
   request.engine.x_type = request.policy.routes.x_type;
   request.engine.seed = request.sampling.seed;

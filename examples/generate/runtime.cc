@@ -113,6 +113,10 @@ void PolicyOptions::declare(Flags* flags) {
               "patterns: a file of head patterns, as MInference publishes them, or of gates, as DuoAttention does;\n"
               "tandem patterns show FILE says what is in it",
               &patterns);
+  flags->integer("--max-distance",
+                 "patterns: keys further from a query are attended as at this distance, for texts longer than the model\n"
+                 "was made for; with --rope library, and heads that attend sinks and a window alone (default 0: no limit)",
+                 0, kMaxTokens, &max_distance);
 }
 
 void PolicyOptions::set(const std::string& name) {
@@ -247,6 +251,7 @@ Failure Runtime::make_options(const PolicyOptions& policy, OptionsOfSession* of)
   options.halo_tokens = policy.halo_tokens;
   if (policy.policy == "hip") options.pruning = &of->pruning;
   if (policy.policy == "patterns") GENERATE_TRY(read_patterns(policy.patterns, of));
+  of->patterns.max_distance = policy.max_distance;
   if (options_.kv_place != kOnHost) return {};
   const RouteOptions& routes = policy.routes;
   if (!routes.route.empty()) options.route = routes.route.c_str();

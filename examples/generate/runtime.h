@@ -61,6 +61,7 @@ struct PolicyOptions {
   int64_t halo_tokens = -1;                      // -1: likewise
   std::string pruning;                           // of policy "hip" (pruning_options.h); empty: likewise
   std::string patterns;                          // of policy "patterns": the name of a file
+  int64_t max_distance = 0;                      // likewise, of its heads
   RouteOptions routes;                           // with kv_place kOnHost
   void declare(Flags* flags);                    // all but the policy itself and its routes
   Failure check(const char* flag = "--policy") const;

@@ -59,15 +59,21 @@ typedef struct tandem_head_pattern {
 #define TANDEM_HEAD_PATTERN_INIT \
   { sizeof(tandem_head_pattern), 0, 0, 0, 0, 0, 0 }
 
-/* Read when the session is created. Errors: INVALID_ARGUMENT (the member). */
+/* Read when the session is created. max_distance is for models that meet longer texts than they were trained for (LM-Infinite, NAACL
+ * 2024): a key whose position is further than that from its query's is attended as if it were max_distance before the query. The
+ * library applies RoPE then, in all layers that follow patterns, and their heads have the pattern A_SHAPE and no other. On device
+ * tensors it is UNSUPPORTED (q.device_type).
+ * Errors: INVALID_ARGUMENT (the member), UNSUPPORTED (max_distance: a layer follows patterns whose RoPE is the caller's;
+ * heads[i].kinds: another pattern in such a layer). */
 typedef struct tandem_patterns {
   uint32_t struct_size;
   int32_t reserved;                 /* 0 */
   const tandem_head_pattern *heads; /* the query heads of all layers, layer by layer, each with its own struct_size (all equal) */
   int64_t n_heads;                  /* query heads of all layers */
+  int64_t max_distance;             /* between query and key, as RoPE sees it; 0: no limit */
 } tandem_patterns;
 #define TANDEM_PATTERNS_INIT \
-  { sizeof(tandem_patterns), 0, NULL, 0 }
+  { sizeof(tandem_patterns), 0, NULL, 0, 0 }
 TANDEM_API void tandem_head_pattern_init(tandem_head_pattern *pattern);
 TANDEM_API void tandem_patterns_init(tandem_patterns *patterns);
 

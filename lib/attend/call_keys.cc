@@ -79,6 +79,22 @@ void choose_keys(const Call& call, SequenceCall& of) {
   of.observes = call.facts.policy.keeps_maw && !of.is_append && !call.args.speculative;
 }
 
+// Where each query's keys begin that are not further from it than its layer's patterns allow.
+Status cap_distances(const Call& call, SequenceCall& of) {
+  if (!call.facts.policy.follows_patterns) return {};
+  const int64_t most = call.session.options.patterns[call.facts.idx].max_distance;
+  const Sequence& sequence = *of.sequence;
+  if (most == 0 || sequence.position(of.length - 1) - sequence.position(0) <= most) return {};
+  std::vector<int64_t>& end = call.scratch.capped_end;
+  of.capped.any = true;
+  of.capped.end_at = end.size();
+  for (int64_t t = 0; t < of.q_len; ++t) {
+    if (t % kManyTokens == 0) TANDEM_TRY(call.args.watch.check());
+    end.push_back(sequence.first_within(sequence.position(of.first_query + t), most + 1));
+  }
+  return {};
+}
+
 // Sinks and newest keys for the heads of the layer that stream.
 void see_for_streaming_heads(const Call& call, SequenceCall& of) {
   if (call.facts.heads == nullptr) return;
@@ -106,6 +122,7 @@ void see_for_streaming_heads(const Call& call, SequenceCall& of) {
 void clear_visibility(AttendScratch& scratch) {
   scratch.begin.clear();
   scratch.end.clear();
+  scratch.capped_end.clear();
   scratch.tree_bits.clear();
   scratch.tree_positions.clear();
 }
@@ -134,6 +151,7 @@ Status set_visibility(const Call& call, SequenceCall& of) {
 
 Status see_keys(const Call& call, SequenceCall& of) {
   TANDEM_TRY(set_visibility(call, of));
+  TANDEM_TRY(cap_distances(call, of));
   choose_keys(call, of);
   see_for_streaming_heads(call, of);
   return {};
@@ -143,6 +161,7 @@ void point_visibility(AttendScratch& scratch) {
   for (SequenceCall& of : scratch.calls) {
     of.visibility.begin = scratch.begin.data() + of.visibility_at;
     of.visibility.end = scratch.end.data() + of.visibility_at;
+    if (of.capped.any) of.capped.end = scratch.capped_end.data() + of.capped.end_at;
     of.streaming_heads.visibility.begin = scratch.begin.data() + of.streaming_heads.visibility_at;
     of.streaming_heads.visibility.end = scratch.end.data() + of.streaming_heads.visibility_at;
     if (of.visibility.tree_words == 0) continue;

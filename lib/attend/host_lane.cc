@@ -2,6 +2,7 @@
 #include "lib/attend/host_lane.h"
 
 #include <algorithm>
+#include <cmath>
 #include <iterator>
 #include <mutex>
 #include <new>
@@ -28,6 +29,11 @@ void place_rows(const Call& call, SequenceCall& of, F take) {
   if (of.has_host) {
     of.host_o = take(n_rows * layer.v_head_dim);
     of.host_lse = take(n_rows);
+  }
+  if (of.capped.any) {
+    of.capped.q = take(n_rows * layer.k_head_dim);
+    of.capped.o = take(n_rows * layer.v_head_dim);
+    of.capped.lse = take(n_rows);
   }
   if (of.observes) of.logits = take(n_rows * (of.length - of.resident_begin));
 }
@@ -74,6 +80,30 @@ void pack_token(const Call& call, int64_t row) {
   }
 }
 
+// The queries that attend keys beyond the largest distance that RoPE is to see: rotated by that distance. As these keys are
+// not rotated, the attention factor that is theirs is the queries' too.
+void pack_capped(const Call& call, int64_t row) {
+  const SequenceCall& of = call_of(call.scratch, row);
+  if (!of.capped.any) return;
+  const Layer& layer = call.row_layer();
+  const TensorView& from = call.args.q;
+  const int64_t t = row - of.first_row;
+  const bool has_keys = of.capped.end[t] > 0;
+  float angles[kMostAngles];
+  if (has_keys) {
+    rope_angles(*layer.rope, call.session.options.patterns[call.facts.idx].max_distance, angles);
+    for (int32_t i = 0; i < 2 * layer.rope->n_pairs; ++i) angles[i] *= layer.rope->attn_factor;
+  }
+  for (int32_t h = 0; h < layer.n_q_heads; ++h) {
+    const int64_t at = row_of(layer, of, t, h);
+    of.capped.lse[at] = -HUGE_VALF;  // where no job has the row
+    if (!has_keys) continue;
+    float* q = of.capped.q + at * layer.k_head_dim;
+    convert_row(call.cpu(), from.dtype, from.row(row, h), TANDEM_F32, q, layer.k_head_dim);
+    rope_apply(*layer.rope, angles, q);
+  }
+}
+
 void write_token(const Call& call, int64_t row) {
   const Layer& layer = call.row_layer();
   const Backend& cpu = call.cpu();
@@ -108,6 +138,10 @@ void for_tokens(const Call& call, void (*visit)(const Call& call, int64_t row)) 
   if (n_tokens * call.layer().n_q_heads * call.layer().k_head_dim >= kWorthSpreading)
     return call.cpu().table->run(call.cpu().self, n_tasks, task, &visits);
   for (int64_t i = 0; i < n_tasks; ++i) task(&visits, i, 0);
+}
+
+bool has_capped(const Call& call) {
+  return std::any_of(call.calls().begin(), call.calls().end(), [](const SequenceCall& of) { return of.capped.any; });
 }
 
 // The queries of the call, a batch of them after another.
@@ -215,6 +249,7 @@ Status HostLane::launch(Call& call) {
   HostPart& host = call.scratch.host;
   const Watch& watch = call.args.watch;
   if (!call.calls().empty()) for_tokens(call, pack_token);
+  if (has_capped(call)) for_tokens(call, pack_capped);
   TANDEM_TRY(watch.check());
   if (host.selects()) {
     std::shared_lock lock(call.cache().mutex());

@@ -139,6 +139,7 @@ Status check_patterns(const SessionCore& core, const SessionLayer& layer) {
   const char* why = nullptr;
   for (const HeadPattern& head : core.options.patterns[layer.idx].heads)
     if ((head.kinds & ~kKnownToDevices) != 0) why = "a pattern that the CPU alone follows";
+  if (core.options.patterns[layer.idx].max_distance > 0) why = "patterns.max_distance, which the CPU alone keeps to";
   if (layer.layer.sinks != nullptr) why = "learned sinks, with which the CPU alone follows head patterns";
   if (layer.layer.group_size > kMostListRows) why = "more than 64 query heads to a KV head";
   if (why == nullptr) return {};

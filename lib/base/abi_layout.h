@@ -7,7 +7,7 @@
 #define TANDEM_LIB_ABI_LAYOUT_H_
 
 /* clang-format off */
-#define TANDEM_ABI_FINGERPRINT UINT64_C(0x3bb71b146a3d5ded)
+#define TANDEM_ABI_FINGERPRINT UINT64_C(0xab8da029618fc71d)
 
 #define TANDEM_ABI_LAYOUT(STRUCT, MEMBER) \
   STRUCT(tandem_tensor, 96) \
@@ -202,11 +202,12 @@
   MEMBER(tandem_head_pattern, vertical_tokens, 24) \
   MEMBER(tandem_head_pattern, slash_tokens, 32) \
   MEMBER(tandem_head_pattern, n_blocks, 40) \
-  STRUCT(tandem_patterns, 24) \
+  STRUCT(tandem_patterns, 32) \
   MEMBER(tandem_patterns, struct_size, 0) \
   MEMBER(tandem_patterns, reserved, 4) \
   MEMBER(tandem_patterns, heads, 8) \
   MEMBER(tandem_patterns, n_heads, 16) \
+  MEMBER(tandem_patterns, max_distance, 24) \
   STRUCT(tandem_pattern_file_options, 40) \
   MEMBER(tandem_pattern_file_options, struct_size, 0) \
   MEMBER(tandem_pattern_file_options, reserved, 4) \
@@ -313,7 +314,7 @@
   DEFAULTS(tandem_pruning_record, TANDEM_PRUNING_RECORD_INIT, 40) \
   DEFAULTS(tandem_pruning, TANDEM_PRUNING_INIT, 48) \
   DEFAULTS(tandem_head_pattern, TANDEM_HEAD_PATTERN_INIT, 48) \
-  DEFAULTS(tandem_patterns, TANDEM_PATTERNS_INIT, 24) \
+  DEFAULTS(tandem_patterns, TANDEM_PATTERNS_INIT, 32) \
   DEFAULTS(tandem_pattern_file_options, TANDEM_PATTERN_FILE_OPTIONS_INIT, 40) \
   DEFAULTS(tandem_memory_plan, TANDEM_MEMORY_PLAN_INIT, 120) \
   DEFAULTS(tandem_route_plan, TANDEM_ROUTE_PLAN_INIT, 120) \

@@ -22,6 +22,7 @@ struct AttendScratch : FloatRows {
   std::vector<int64_t> pinned_ends;   // of the plan's keys: tokens
   std::array<std::vector<KeyPart>, kMostRoutes> parts;
   std::vector<int64_t> begin, end;  // of the keys that each query sees
+  std::vector<int64_t> capped_end;  // likewise, of those that are further than RoPE is to see
   std::vector<uint64_t> tree_bits;
   std::vector<int32_t> depths;
   std::vector<int32_t> tree_positions;

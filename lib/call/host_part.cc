@@ -122,9 +122,9 @@ void HostPart::begin_named() {
                                   n_nodes_};
   if (is_on_device()) return named_.begin_brought(facts, slot_, calls_);
   named_.begin(facts, calls_);
-  if (facts_.layer->sinks == nullptr) return;
   for (const SequenceCall& call : calls_)
-    for (int32_t h = 0; h < facts_.layer->n_kv_heads; ++h) add_merge(call, h);
+    for (int32_t h = 0; h < facts_.layer->n_kv_heads && (facts_.layer->sinks != nullptr || call.capped.any); ++h)
+      add_merge(call, h);
 }
 
 // Rows are those of the ticket: queries that it brings, states that the device takes. The final lse come where the states'
@@ -225,19 +225,21 @@ void HostPart::add_runs(const SequenceCall& call, const std::vector<TokenRun>& f
     runs_.push_back(run_of(call, views_[call_idx_of(call)], *facts_.layer, facts_.layer_idx, at, kv_head));
 }
 
-// Of the job that was added last, and of the window's before it where the call has both.
+// Of the job that was added last, and of the window's before it where the call has both; or of named keys, and those that
+// are further than RoPE is to see.
 void HostPart::add_merge(const SequenceCall& call, int32_t kv_head) {
   const Layer& layer = *facts_.layer;
   const int64_t n_rows = call.q_len * layer.group_size, first = kv_head * n_rows;
   const float** states = states_.data() + 4 * merges_.size();
   states[0] = call.o + first * layer.v_head_dim;
   states[2] = call.lse + first;
-  if (call.has_host) {
-    states[1] = call.host_o + first * layer.v_head_dim;
-    states[3] = call.host_lse + first;
+  const bool has_two = call.has_host || call.capped.any;
+  if (has_two) {
+    states[1] = (call.capped.any ? call.capped.o : call.host_o) + first * layer.v_head_dim;
+    states[3] = (call.capped.any ? call.capped.lse : call.host_lse) + first;
   }
   MergeJob merge;
-  merge.n_states = call.has_host ? 2 : 1;
+  merge.n_states = has_two ? 2 : 1;
   merge.n_rows = n_rows;
   merge.head_dim = layer.v_head_dim;
   merge.o = states;

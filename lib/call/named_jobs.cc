@@ -17,6 +17,8 @@ constexpr int64_t kMostJobs = 4096;
 
 void NamedJobs::begin(const Facts& facts, std::span<const SequenceCall> calls) {
   facts_ = facts;
+  unrotated_ = *facts.layer;
+  unrotated_.rope = nullptr;
   calls_ = calls;
   call_ = 0;
   query_ = 0;
@@ -41,7 +43,8 @@ int64_t NamedJobs::n_jobs() const {
   int64_t n = 0;
   for (const SequenceCall& call : calls_) {
     const int64_t of_block = names_of(call).query_block;
-    if (has_jobs(call)) n += (call.q_len + of_block - 1) / of_block * facts_.layer->n_kv_heads;
+    for (int64_t t = 0; t < call.q_len && has_jobs(call); t += of_block)
+      n += facts_.layer->n_kv_heads * (has_capped_job(call, t, std::min(of_block, call.q_len - t)) ? 2 : 1);
   }
   return n;
 }
@@ -118,9 +121,9 @@ void NamedJobs::add_runs(TokenRange tokens, Job* job) {
     return;
   }
   for (int64_t t = tokens.begin; t < tokens.end;) {
-    const TokenRun at = first_tokens(call, view, *facts_.layer, {t, tokens.end});
+    const TokenRun at = first_tokens(call, view, layer_of(*job), {t, tokens.end});
     runs_[job->first_run + job->n_runs++] =
-        run_of(call, view, *facts_.layer, facts_.layer_idx, at, job->kv_head / facts_.heads_per_kv);
+        run_of(call, view, layer_of(*job), facts_.layer_idx, at, job->kv_head / facts_.heads_per_kv);
     t += at.n;
   }
   job->n_keys += tokens.end - tokens.begin;
@@ -128,9 +131,21 @@ void NamedJobs::add_runs(TokenRange tokens, Job* job) {
 
 void NamedJobs::fill(Job* job) {
   const SequenceCall& call = calls_[job->call];
-  for_tokens(call, {job->query, job->n_queries, job->kv_head}, [&](TokenRange tokens) { add_runs(tokens, job); });
+  // A key that is capped for some of the block's queries alone is in both jobs, and each query sees it in one of them.
+  TokenRange keys{0, call.length};
   job->visibility.begin = call.visibility.begin + job->query;
   job->visibility.end = call.visibility.end + job->query;
+  if (job->is_capped) {
+    job->visibility.end = call.capped.end + job->query;
+    keys.end = job->visibility.end[job->n_queries - 1];
+  } else if (call.capped.any) {
+    job->visibility.begin = call.capped.end + job->query;  // a layer that follows patterns has no sliding window
+    keys.begin = *job->visibility.begin;
+  }
+  for_tokens(call, {job->query, job->n_queries, job->kv_head}, [&](TokenRange tokens) {
+    const TokenRange own{std::max(tokens.begin, keys.begin), std::min(tokens.end, keys.end)};
+    if (own.begin < own.end) add_runs(own, job);
+  });
 }
 
 void NamedJobs::note() {
@@ -147,17 +162,17 @@ void NamedJobs::note() {
 }
 
 AttendJob NamedJobs::attend_job(const Job& job) const {
-  const Layer& layer = *facts_.layer;
+  const Layer& layer = layer_of(job);
   const SequenceCall& call = calls_[job.call];
   const int64_t first = (job.kv_head * call.q_len + job.query) * layer.group_size;
   AttendJob made;
   made.layer = &layer;
   made.n_rows = static_cast<int32_t>(job.n_queries * layer.group_size);
-  made.q_is_bf16 = facts_.q_is_bf16 && layer.rope == nullptr && layer.k_rotation == TANDEM_ROTATION_NONE;
+  made.q_is_bf16 = facts_.q_is_bf16 && facts_.layer->rope == nullptr && layer.k_rotation == TANDEM_ROTATION_NONE;
   made.node = node_of_head(job.kv_head, layer.n_kv_heads, facts_.n_nodes);
-  made.q = call.q + first * layer.k_head_dim;
-  made.o = (facts_.on_device ? call.host_o : call.o) + first * layer.v_head_dim;
-  made.lse = (facts_.on_device ? call.host_lse : call.lse) + first;
+  made.q = (job.is_capped ? call.capped.q : call.q) + first * layer.k_head_dim;
+  made.o = (job.is_capped ? call.capped.o : facts_.on_device ? call.host_o : call.o) + first * layer.v_head_dim;
+  made.lse = (job.is_capped ? call.capped.lse : facts_.on_device ? call.host_lse : call.lse) + first;
   made.runs = runs_.data() + job.first_run;
   made.n_runs = static_cast<int32_t>(job.n_runs);
   made.n_keys = job.n_keys;
@@ -182,11 +197,11 @@ bool NamedJobs::next(std::span<const StoreView> views) {
       ++call_;
       continue;
     }
-    const int64_t most = most_runs(call_, query_, kv_head_);
-    if (!batch_.empty() && n_runs + most > kMostRuns) break;
     const int64_t n_queries = std::min(names_of(call).query_block, call.q_len - query_);
-    batch_.push_back({call_, query_, n_queries, kv_head_, static_cast<size_t>(n_runs)});
-    n_runs += most;
+    const int64_t most = most_runs(call_, query_, kv_head_), n_jobs = has_capped_job(call, query_, n_queries) ? 2 : 1;
+    if (!batch_.empty() && n_runs + n_jobs * most > kMostRuns) break;
+    for (int64_t i = 0; i < n_jobs; ++i, n_runs += most)
+      batch_.push_back({call_, query_, n_queries, kv_head_, static_cast<size_t>(n_runs), 0, i > 0});
     if (++kv_head_ < facts_.layer->n_kv_heads) continue;
     kv_head_ = 0;
     query_ += n_queries;

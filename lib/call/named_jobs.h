@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Jobs of a call whose keys are named (lib/call/named_keys.h), by the caller or by a selector: one for each KV head and
-// block of queries that share their names. They are made in batches, by the pool, as the runs of all of them may take more
+// block of queries that share their names, and one more for the keys that are further from their queries than RoPE is to see
+// (SequenceCall::CappedKeys). They are made in batches, by the pool, as the runs of all of them may take more
 // memory than the keys.
 //
 // Of a call on device tensors the jobs have the named keys that its window does not have, and of a row of indices that is
@@ -62,12 +63,18 @@ class NamedJobs {
     int64_t query, n_queries;
     int32_t kv_head;
     size_t first_run = 0, n_runs = 0;
+    bool is_capped = false;
     int64_t n_keys = 0, n_resident = 0;
     Visibility visibility{};  // of several queries
   };
 
   int64_t n_jobs() const;  // of the call
   bool has_jobs(const SequenceCall& call) const { return !facts_.on_device || call.has_cpu_part(); }
+  // Capped keys have a job of their own.
+  static bool has_capped_job(const SequenceCall& call, int64_t query, int64_t n_queries) {
+    return call.capped.any_before(query + n_queries - 1);
+  }
+  const Layer& layer_of(const Job& job) const { return job.is_capped ? unrotated_ : *facts_.layer; }
   int64_t most_runs(size_t call, int64_t query, int32_t head) const;
   QueryNames names_of(const SequenceCall& call) const;
   SeenTokens seen_by(const SequenceCall& call, const QueryNames& names, const HeadQueries& of) const;
@@ -80,6 +87,7 @@ class NamedJobs {
   AttendJob attend_job(const Job& job) const;
 
   Facts facts_;
+  Layer unrotated_;  // the layer, of capped keys
   NamedKeys brought_;
   std::span<const SequenceCall> calls_;
   std::span<const StoreView> views_;  // of the batch

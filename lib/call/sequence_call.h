@@ -56,6 +56,15 @@ struct SequenceCall {
     Visibility visibility;
     size_t visibility_at = 0;
   } streaming_heads;
+  // Keys [0, capped.end[t]) are further from query t than the layer's head patterns let RoPE see. They are attended as they
+  // are stored, not rotated, by queries that are rotated by the largest distance.
+  struct CappedKeys {
+    bool any = false;  // of any query
+    size_t end_at = 0;
+    const int64_t* end = nullptr;                      // [q_len], never decreases
+    float *q = nullptr, *o = nullptr, *lse = nullptr;  // as those of the call
+    bool any_before(int64_t t) const { return any && end[t] > 0; }
+  } capped;
   bool only_counts = false;    // attends nothing: its queries were attended before and are counted now
   bool gives_queries = false;  // the slot gets the queries even where the CPU attends none of their keys
   bool is_on_device() const { return window != nullptr; }

@@ -45,6 +45,32 @@ Status take_head(const tandem_head_pattern& from, uint32_t known_kinds, const st
   return {};
 }
 
+// Of layers that follow patterns. It stays 0 in the others.
+Status take_max_distance(int64_t max_distance, const std::vector<bool>& follows, const std::vector<Layer>& layers,
+                         Patterns* patterns) {
+  if (max_distance < 0 || max_distance > INT32_MAX)
+    return fail(TANDEM_ERROR_INVALID_ARGUMENT, "patterns.max_distance",
+                "patterns.max_distance = %lld is not from 0 to 2^31 - 1", static_cast<long long>(max_distance));
+  if (max_distance == 0) return {};
+  int64_t first_head = 0;
+  for (size_t l = 0; l < layers.size(); first_head += layers[l].n_q_heads, ++l) {
+    if (!follows[l]) continue;
+    if (layers[l].rope == nullptr)
+      return fail(TANDEM_ERROR_UNSUPPORTED, "patterns.max_distance",
+                  "patterns.max_distance = %lld: the keys of layer %zu were rotated by the caller and carry their position",
+                  static_cast<long long>(max_distance), l);
+    PatternsOfLayer& of = (*patterns)[l];
+    of.max_distance = max_distance;
+    const auto other = std::find_if(of.heads.begin(), of.heads.end(),
+                                    [](const HeadPattern& head) { return head.kinds != TANDEM_PATTERN_A_SHAPE; });
+    if (other == of.heads.end()) continue;
+    const std::string field = element_name("patterns.heads", first_head + (other - of.heads.begin())) + ".kinds";
+    return fail(TANDEM_ERROR_UNSUPPORTED, field.c_str(), "%s = %u with max_distance = %lld, which is for A_SHAPE alone",
+                field.c_str(), other->kinds, static_cast<long long>(max_distance));
+  }
+  return {};
+}
+
 DecodeKeys keys_of_group(const HeadPattern* heads, int32_t group_size) {
   DecodeKeys keys;
   keys.are_all =
@@ -110,6 +136,7 @@ Status resolve_patterns(const tandem_session_options& options, uint32_t known_ki
     for (int32_t h = 0; h < layers[l].n_kv_heads; ++h)
       made[l].decode.push_back(keys_of_group(made[l].heads.data() + int64_t{h} * group, group));
   }
+  TANDEM_TRY(take_max_distance(given.max_distance, follows, layers, &made));
   *patterns = std::move(made);
   return {};
 }

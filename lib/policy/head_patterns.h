@@ -58,6 +58,7 @@ struct PatternsOfLayer {
   std::vector<DecodeKeys> decode;  // [n_kv_heads]
   uint32_t kinds = 0;              // of any head
   bool groups_are_alike = false;   // the query heads of each KV head attend the same keys: FULL, or the same A_SHAPE
+  int64_t max_distance = 0;        // keys further from their query are attended as at this distance; 0: no limit
 
   // The first query head of a list head, of which there are as many as KV heads where groups are alike, else as query heads.
   const HeadPattern& of_list(int64_t list_head) const {
@@ -71,7 +72,7 @@ struct PatternsOfLayer {
 using Patterns = std::vector<PatternsOfLayer>;  // [n_layers]; empty: no layer's policy follows any
 
 // known_kinds: TANDEM_PATTERN_* that there are. follows: [n_layers], whether the layer's policy follows patterns.
-// INVALID_ARGUMENT (patterns and its members).
+// INVALID_ARGUMENT (patterns and its members), UNSUPPORTED (patterns.max_distance, patterns.heads[i].kinds).
 Status resolve_patterns(const tandem_session_options& options, uint32_t known_kinds, const std::vector<bool>& follows,
                         const std::vector<Layer>& layers, Patterns* patterns);
 

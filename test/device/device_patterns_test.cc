@@ -73,6 +73,19 @@ void sequences_of_any_order(void**) {
 }
 
 void what_is_refused(void**) {
+  Patterned capped(kQHeads, {a_shape(4, 30)});
+  capped.patterns.max_distance = 50;
+  for (const int64_t n : {1, 100}) {
+    Side rotating(true, "all", 0, 1, kWindow, TANDEM_ROPE_HALVES);
+    change_session(&rotating, capped.options);
+    Call of_capped(n, 1);
+    of_capped.to_device();
+    const tandem_attend_args capped_args = of_capped.args(rotating);
+    tandem_error* refusal = nullptr;
+    const int32_t got = tandem_attend(rotating.session, &capped_args, &refusal);
+    assert_refused(got, refusal, TANDEM_ERROR_UNSUPPORTED, "q.device_type", "patterns.max_distance");
+    assert_int_equal(rotating.length(), 0);
+  }
   Side side(true);
   const Patterned chosen(kQHeads, choosing());
   change_session(&side, chosen.options);

@@ -250,6 +250,35 @@ void logits_that_are_no_numbers_are_refused(void**) {
   std::filesystem::remove_all(directory);
 }
 
+// A text longer than what the model was made for is refused, unless its queries see no key further away than that.
+void a_largest_distance_takes_longer_texts(void**) {
+  char name[] = "/tmp/tandem_generate_XXXXXX";
+  const std::string folder = mkdtemp(name), patterns = folder + "/patterns.json";
+  std::filesystem::create_symlink(std::filesystem::absolute(kModel + "/model.safetensors"), folder + "/model.safetensors");
+  std::string config;
+  assert_false(static_cast<bool>(generate::read_text_file(kModel + "/config.json", &config)));
+  std::ofstream(folder + "/config.json") << config.replace(config.find("16384"), 5, "300");
+  nlohmann::json layer;
+  for (int head = 0; head < 6; ++head) layer[std::to_string(head)] = {"stream_llm", 8, 150};
+  std::ofstream(patterns) << nlohmann::json(6, layer);
+  const auto score = [&](const char* max_distance) {
+    return generate_with({"--model", folder, "--score", kText, "--context", "700", "--rope", "library", "--policy",
+                          "patterns", "--patterns", patterns, "--max-distance", max_distance, "--json"});
+  };
+  for (const char* too_long : {"0", "300"})
+    assert_non_null(strstr(score(too_long).err.c_str(), "max_position_embeddings = 300"));
+  for (const auto& [flag, value] : {std::pair("--rope", "library"), {"--policy", "patterns"}}) {  // one without the other
+    const CommandResult refused = generate_with({"--model", kModel, "--prompt", "a", "--max-distance", "9", flag, value});
+    assert_int_equal(refused.exit_code, 2);
+    assert_non_null(strstr(refused.err.c_str(), "--max-distance: is for --"));
+  }
+  const CommandResult result = score("299");
+  assert_int_equal(result.exit_code, 0);
+  const double bits = nlohmann::json::parse(result.out)["bits_per_byte"].get<double>();
+  assert_true(bits > 0.5 && bits < 3);
+  std::filesystem::remove_all(folder);
+}
+
 // A stdout that takes nothing ends the decoding at once: the line about the finished decode is not there.
 void a_closed_stdout_ends_it(void**) {
   const std::string program = std::string(TANDEM_GENERATE_PROGRAM) + " --model " + kModel + " --prompt a --n-predict 100";
@@ -315,6 +344,7 @@ int main() {
       cmocka_unit_test(bytes_read_are_counted),
       cmocka_unit_test(sampling_follows_the_seed),
       cmocka_unit_test(logits_that_are_no_numbers_are_refused),
+      cmocka_unit_test(a_largest_distance_takes_longer_texts),
       cmocka_unit_test(a_closed_stdout_ends_it),
       cmocka_unit_test(a_device_that_is_not_there_is_refused),
       cmocka_unit_test(windows_have_all_keys_where_a_gpu_prunes),

@@ -114,6 +114,47 @@ def block_mask(pattern, n_tokens, begin, end, chosen, q, k, scale, tie, side):
     return with_units(named) | newest
 
 
+@dataclasses.dataclass(frozen=True)
+class Rope:
+    """How the library rotates keys and queries: radians per position of each pair of the leading dims."""
+    frequencies: np.ndarray
+    interleaved: bool = False
+    factor: float = 1.0
+
+
+def relative_logits(q, k, distances, rope):
+    """q . k where the query is `distances` [n, m] positions behind the key, 0 or more: q [n, d], k [m, d], neither rotated. Nothing is
+    rotated here either: a pair of dims, as a complex number, turns by the distance alone."""
+    n_pairs = len(rope.frequencies)
+
+    def pairs(rows):
+        if rope.interleaved:
+            return rows[:, 0:2 * n_pairs:2] + 1j * rows[:, 1:2 * n_pairs:2]
+        return rows[:, :n_pairs] + 1j * rows[:, n_pairs:2 * n_pairs]
+
+    a, b, each = pairs(q), pairs(k).conj(), np.arange(distances.max() + 1)
+    turned = np.zeros(distances.shape)
+    for i, frequency in enumerate(rope.frequencies):
+        turned += (np.outer(a[:, i], b[:, i]) * np.exp(1j * each * frequency)[distances]).real
+    return turned * rope.factor**2 + q[:, 2 * n_pairs:] @ k[:, 2 * n_pairs:].T
+
+
+def attend_within(q, k, v, seen, positions, rope, scale, max_distance=None, soft_cap=0.0, sink=-np.inf):
+    """(o, lse) of one head's queries: q [n, d] and k, not rotated; seen [n, n_tokens]; positions: of the queries and of all tokens.
+    A key further away than max_distance is attended as at that distance. sink: a logit without a key."""
+    distances = np.maximum(positions[0][:, None] - positions[1][None], 0)  # tokens behind the query are not seen
+    if max_distance is not None:
+        distances = np.minimum(distances, max_distance)
+    logits = relative_logits(q, k, distances, rope) * scale
+    if soft_cap > 0:
+        logits = soft_cap * np.tanh(logits / soft_cap)
+    logits = np.where(seen, logits, -np.inf)
+    most = np.maximum(logits.max(-1, keepdims=True), sink)
+    weights = np.exp(logits - most)
+    total = weights.sum(-1, keepdims=True) + np.exp(sink - most)
+    return weights @ v / total, (most + np.log(total))[:, 0]
+
+
 def attend(q, k, v, mask, first_query, scale):
     """Of one head's block of queries: q [n, d], the first of which is token first_query; mask over tokens."""
     tokens = np.arange(len(k))

@@ -11,7 +11,7 @@ from typing import Any
 
 MAJOR, MINOR = 0, 2
 SONAME = f"libtandem.so.{MAJOR}"
-FINGERPRINT = 0x3BB71B146A3D5DED  # tandem_abi_fingerprint(MINOR) where pointers have 64 bits
+FINGERPRINT = 0xAB8DA029618FC71D  # tandem_abi_fingerprint(MINOR) where pointers have 64 bits
 
 STATUS = {"OK": 0, "INVALID_ARGUMENT": -1, "INVALID_HANDLE": -2, "INVALID_STATE": -3, "UNSUPPORTED": -4, "OUT_OF_MEMORY": -5,
     "CAPACITY": -6, "BUSY": -7, "NOT_FOUND": -8, "CANCELLED": -9, "TIMEOUT": -10, "DEVICE_LOST": -11, "BACKEND": -12,
@@ -102,7 +102,7 @@ class HeadPatternStruct(ctypes.Structure):
 
 class PatternsStruct(ctypes.Structure):
     _fields_ = [("struct_size", c_uint32), ("reserved", c_int32), ("heads", POINTER(HeadPatternStruct)),
-                ("n_heads", c_int64)]
+                ("n_heads", c_int64), ("max_distance", c_int64)]
 
 
 class SessionOptionsStruct(ctypes.Structure):

@@ -49,9 +49,13 @@ class Patterns:
     ----------
     layers : sequence of sequence of HeadPattern
         A pattern for each query head, of each layer.
+    max_distance : int
+        Keys further from their query are attended as if they were at this distance; 0: no limit. The library applies RoPE then
+        (`Layer.rope`), and all heads are "a_shape" alone.
     """
 
     layers: Sequence[Sequence[HeadPattern]]
+    max_distance: int = 0
 
     @classmethod
     def read(cls, path: str | os.PathLike[str], *, group_size: int | None = None, threshold: float | None = None,
@@ -135,4 +139,5 @@ def patterns_struct(name: str, value: Any) -> Any:
     made = _abi.PatternsStruct()
     lib.tandem_patterns_init(ctypes.byref(made))
     made.heads, made.n_heads = structs, len(heads)
+    made.max_distance = integer(f"{name}.max_distance", patterns.max_distance)
     return ctypes.pointer(made)

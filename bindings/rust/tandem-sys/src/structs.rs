@@ -5,7 +5,7 @@ use super::*;
 use std::os::raw::{c_char, c_void};
 
 /// `tandem_abi_fingerprint(TANDEM_VERSION_MINOR)` that these declarations were written for (64-bit pointers).
-pub const FINGERPRINT: u64 = 0x3bb7_1b14_6a3d_5ded;
+pub const FINGERPRINT: u64 = 0xab8d_a029_618f_c71d;
 
 /// level: `TANDEM_LOG_ERROR`, ... Called from any thread of the library; must not call back into it.
 pub type tandem_log_fn = unsafe extern "C" fn(level: i32, message: *const c_char, user: *mut c_void);
@@ -252,6 +252,7 @@ abi_structs! {
         reserved: i32,
         heads: *const tandem_head_pattern,
         n_heads: i64,
+        max_distance: i64,
     }
 
     struct tandem_pattern_file_options {

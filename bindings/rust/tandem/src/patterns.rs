@@ -127,6 +127,9 @@ impl PatternFileOptions {
 pub struct Patterns {
     /// A pattern for each query head, of each layer.
     pub layers: Vec<Vec<HeadPattern>>,
+    /// Keys further from their query are attended as if they were at this distance; 0: no limit. The library applies RoPE then,
+    /// and all heads are `A_SHAPE` alone.
+    pub max_distance: i64,
 }
 
 /// The C struct, and what it points to.
@@ -160,7 +163,7 @@ impl Patterns {
             heads = vec![HeadPattern::default().raw(); n_heads as usize]; // for the second call, unless the file grows
         }
         let known: Vec<_> = heads[..n_heads as usize].iter().map(HeadPattern::from_raw).collect();
-        Ok(Self { layers: known.chunks((n_heads / n_layers) as usize).map(<[_]>::to_vec).collect() })
+        Ok(Self { layers: known.chunks((n_heads / n_layers) as usize).map(<[_]>::to_vec).collect(), max_distance: 0 })
     }
 
     pub(crate) fn raw(&self) -> Result<RawPatterns> {
@@ -170,6 +173,7 @@ impl Patterns {
             reserved: 0,
             heads: pointer(Some(&heads[..]).filter(|heads| !heads.is_empty())),
             n_heads: heads.len() as i64,
+            max_distance: self.max_distance,
         };
         Ok(RawPatterns { raw, _heads: heads })
     }
@@ -195,8 +199,9 @@ mod tests {
         let a_shape = HeadPattern { kinds: PatternKinds::A_SHAPE, sink_tokens: 4, window_tokens: 8, ..Default::default() };
         let kinds = PatternKinds::VERTICAL_SLASH | PatternKinds::BLOCK_SPARSE;
         let union = HeadPattern { kinds, vertical_tokens: 1, slash_tokens: 2, n_blocks: 3, ..Default::default() };
-        let made = Patterns { layers: vec![vec![a_shape], vec![HeadPattern::default(), union]] }.raw().unwrap();
-        assert_eq!((made.raw.n_heads, made.raw.heads), (3, made._heads.as_ptr()));
+        let layers = vec![vec![a_shape], vec![HeadPattern::default(), union]];
+        let made = Patterns { layers, max_distance: 5 }.raw().unwrap();
+        assert_eq!((made.raw.n_heads, made.raw.heads, made.raw.max_distance), (3, made._heads.as_ptr(), 5));
         let got: Vec<_> = made._heads.iter().map(HeadPattern::from_raw).collect();
         assert_eq!(got, [a_shape, HeadPattern::default(), union]);
     }
