@@ -133,6 +133,73 @@ void every_policy_and_shape(void**) {
   }
 }
 
+std::string write_file(const std::string& name, const std::string& text) {
+  const std::string path = std::string(TANDEM_TEST_FOLDER) + "/" + name;
+  std::ofstream(path) << text;
+  return path;
+}
+
+// Layer 0 has each pattern, a union, and a group of sinks and windows alone. What heads of layer 1 attend is known ahead.
+std::string heads_file() {
+  return write_file("heads.json", R"([
+    {"0": ["full"], "1": ["stream_llm", 20, 60], "2": ["vertical_and_slash", 8, 64],
+     "3": [["block_sparse", 2, 0], ["stream_llm", 4, 60]],
+     "4": ["stream_llm", 4, 33], "5": ["stream_llm", 10, 90], "6": ["stream_llm", 7, 50], "7": ["stream_llm", 4, 60]},
+    {"0": ["full"], "1": ["full"], "2": ["full"], "3": ["full"],
+     "4": ["stream_llm", 8, 64], "5": ["stream_llm", 8, 64], "6": ["stream_llm", 8, 64], "7": ["stream_llm", 8, 64]}])");
+}
+
+Json patterns_run(const std::string& mode, const std::string& layer, std::vector<std::string> more) {
+  more.insert(more.end(), {"--policy", "patterns", "--patterns", heads_file(), "--pattern-layer", layer, "--kv-len", "600",
+                           "--output", "json"});
+  const std::vector<Json> lines = successful_run(small_run(mode, more));
+  assert_int_equal(lines.size(), 1);
+  expect_complete(lines[0]);
+  assert_true(lines[0]["patterns"] == heads_file() && lines[0]["pattern_layer"] == std::stoi(layer));
+  return lines[0];
+}
+
+// The check of each run has worked out the keys of heads that are known ahead, and counted their pairs.
+void patterns_are_those_of_the_files_layer(void**) {
+  for (const char* layer : {"0", "1"}) {
+    patterns_run("decode", layer, {"--batch", "2"});
+    for (const std::vector<std::string>& more : std::vector<std::vector<std::string>>{
+             {}, {"--batch", "3", "--ragged"}, {"--q-len", "300"}, {"--kv-type", "q8_0"}, {"--rope-theta", "10000"}}) {
+      const Json append = patterns_run("append", layer, more);
+      assert_true(append["pairs"] < append["dense_pairs"] && append["pairs"].get<int64_t>() > 0);
+    }
+  }
+  // One block of 32 queries, four full heads, and four with 8 sinks and a window that begins 63 tokens before the block.
+  const Json append = patterns_run("append", "1", {});
+  constexpr int64_t kOwn = 32 * 33 / 2, kDense = 32 * 568 + kOwn, kNarrow = 32 * (8 + 63) + kOwn;
+  assert_int_equal(append["dense_pairs"].get<int64_t>(), 8 * kDense);
+  assert_int_equal(append["pairs"].get<int64_t>(), 4 * kDense + 4 * kNarrow);
+  // One query: 8 + 64 keys of the second KV head, all keys of the first.
+  const int64_t all_bytes = patterns_run("wake", "1", {})["kv_bytes"], key_bytes = 2 * 64 * 2;
+  assert_int_equal(all_bytes, (600 + 72) * key_bytes);
+}
+
+void gates_are_of_kv_heads(void**) {
+  const std::string gates = write_file("gates.tsv", "0.9 0.1\n0.2 0.8\n");
+  const std::vector<Json> lines = successful_run(
+      small_run("append", {"--policy", "patterns", "--patterns", gates, "--kv-len", "2000", "--output", "json"}));
+  expect_complete(lines.at(0));
+  const double share = lines[0]["pairs"].get<double>() / lines[0]["dense_pairs"].get<double>();
+  assert_true(share > 0.5 && share < 0.75);
+}
+
+void files_of_other_models_are_refused(void**) {
+  const auto refused = [](const std::vector<std::string>& more, const std::string& why) {
+    std::vector<std::string> flags = {"--policy", "patterns", "--patterns", heads_file()};
+    flags.insert(flags.end(), more.begin(), more.end());
+    const ProgramRun run = run_program(small_run("append", flags));
+    if (run.exit_code != 1 || run.err.find(why) == std::string::npos || !run.out.empty())
+      fail_test("exit code %d, not \"%s\": %s", run.exit_code, why.c_str(), run.err.c_str());
+  };
+  refused({"--pattern-layer", "2"}, "--pattern-layer = 2: --patterns = " + heads_file() + " has layers 0 to 1\n");
+  refused({"--q-heads", "6"}, heads_file() + " has 2 layers of 8 query heads, the model has layers of 6\n");
+}
+
 void wake_is_labelled_warm(void**) {
   const std::vector<Json> lines =
       successful_run({TANDEM_BENCH, "wake", "--head-dim", "64", "--repeats", "1", "--output", "json"});
@@ -231,11 +298,16 @@ void tables_and_csv(void**) {
 #ifdef TANDEM_WRONG_ATTEND
 // A library put before the real one spoils what tandem_attend() writes: no figure may come out.
 void wrong_outputs_are_noticed(void**) {
-  for (const char* mode : {"decode", "append"}) {
+  const auto flags_of = [](const std::string& mode, bool with_patterns) {
+    std::vector<std::string> flags = {"--kv-len", "500", "--output", "json"};
+    if (with_patterns) flags.insert(flags.end(), {"--policy", "patterns", "--patterns", heads_file()});
+    return small_run(mode, flags);
+  };
+  for (const auto& [mode, with_patterns] :
+       std::vector<std::pair<const char*, bool>>{{"decode", false}, {"append", false}, {"append", true}}) {
     for (const char* fault : {"none", "o", "lse", "nan", "last_head", "last_layer"}) {
-      const ProgramRun run =
-          run_program(small_run(mode, {"--kv-len", "500", "--output", "json"}),
-                      {std::string("LD_PRELOAD=") + TANDEM_WRONG_ATTEND, std::string("TANDEM_TEST_FAULT=") + fault});
+      const ProgramRun run = run_program(flags_of(mode, with_patterns), {std::string("LD_PRELOAD=") + TANDEM_WRONG_ATTEND,
+                                                                         std::string("TANDEM_TEST_FAULT=") + fault});
       const std::vector<Json> lines = json_lines(run.out);
       if (lines.size() != 1) fail_test("%s, fault %s: %s%s", mode, fault, run.out.c_str(), run.err.c_str());
       const bool healthy = std::string(fault) == "none";
@@ -256,6 +328,9 @@ int main() {
       cmocka_unit_test(decode_prints_json),
       cmocka_unit_test(cases_in_turns),
       cmocka_unit_test(every_policy_and_shape),
+      cmocka_unit_test(patterns_are_those_of_the_files_layer),
+      cmocka_unit_test(gates_are_of_kv_heads),
+      cmocka_unit_test(files_of_other_models_are_refused),
       cmocka_unit_test(wake_is_labelled_warm),
       cmocka_unit_test(isa_and_threads_are_obeyed),
       cmocka_unit_test(keys_and_values_have_their_own_types),

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // tandem-plan: what it prints is what tandem_plan_memory() and tandem_plan() say of the same model, cache and session.
 
+#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "tandem/tandem.h"
@@ -149,6 +150,93 @@ void windows_of_devices_that_prune_have_all_keys(void**) {
   assert_true(json["window"] == kKvLen && device.plan().judged_kv_bytes > 0);
 }
 
+std::string write_file(const std::string& name, const std::string& text) {
+  const std::string path = std::string(TANDEM_TEST_FOLDER) + "/" + name;
+  std::ofstream(path) << text;
+  return path;
+}
+
+// Three layers of eight heads: layer 0 searches for its keys, the last one has sinks and windows alone.
+std::string heads_file() {
+  std::string text = "[";
+  for (int layer = 0; layer < 3; ++layer) {
+    text += layer == 0 ? "{" : ", {";
+    for (int head = 0; head < 8; ++head)
+      text += (head == 0 ? "\"" : ", \"") + std::to_string(head) +
+              "\": " + (layer == 0 ? R"(["vertical_and_slash", 30, 800])" : R"(["stream_llm", 100, 800])");
+    text += "}";
+  }
+  return write_file("heads.json", text + "]");
+}
+
+std::vector<tandem_head_pattern> heads_of(const std::string& path, int64_t group_size) {
+  tandem_pattern_file_options options = TANDEM_PATTERN_FILE_OPTIONS_INIT;
+  options.group_size = group_size;
+  std::vector<tandem_head_pattern> heads(3 * 8, TANDEM_HEAD_PATTERN_INIT);
+  int64_t n_heads = 0, n_layers = 0;
+  assert_int_equal(tandem_patterns_read(heads.data(), 24, &n_heads, &n_layers, path.c_str(), &options, nullptr), TANDEM_OK);
+  assert_int_equal(n_heads, 24);
+  return heads;
+}
+
+// On a device the window has all keys, and lists of keys take memory that policy "all" does not.
+void patterns_are_those_of_the_file(void**) {
+  const std::string path = heads_file();
+  for (const bool with_device : {false, true}) {
+    const auto flags = [&](std::vector<std::string> own) { return with_device ? on_device(std::move(own)) : own; };
+    Library library(with_device, 0);
+    if (with_device) library.session.window_tokens = kKvLen;
+    library.session.append_tokens = 4096;
+    const int64_t dense_bytes = library.plan().device_work_bytes;
+    const std::vector<tandem_head_pattern> heads = heads_of(path, 2);
+    tandem_patterns patterns = TANDEM_PATTERNS_INIT;
+    patterns.heads = heads.data();
+    patterns.n_heads = 24;
+    library.session.policy = "patterns";
+    library.session.patterns = &patterns;
+    const Json json = plan_json(flags({"--policy", "patterns", "--patterns", path, "--q-len", "4096"}));
+    expect_plan(json, library.plan());
+    assert_true(json["policy"] == "patterns" && json["patterns"] == path);
+    assert_true(json["window"] == (with_device ? kKvLen : 512));
+    assert_true(!with_device || library.plan().device_work_bytes > dense_bytes);
+  }
+}
+
+// A gate is of a KV head: a line of four is a layer of eight query heads.
+void gates_are_of_kv_heads(void**) {
+  const std::string path = write_file("gates.tsv", "1 0 0 1\n0 1 0 1\n0 0 0 1\n");
+  assert_true(plan_json({"--policy", "patterns", "--patterns", path})["patterns"] == path);
+  const std::string eight = write_file("eight.tsv", "1 0 0 1 1 0 0 1\n0 1 0 1 1 0 0 1\n0 0 0 1 1 0 0 1\n");
+  const ProgramRun refused = run_program(plan_command({"--policy", "patterns", "--patterns", eight}));
+  assert_int_equal(refused.exit_code, 1);
+  assert_true(refused.err.find("eight.tsv has 3 layers of 16 query heads, the model has 3 layers of 8\n") !=
+              std::string::npos);
+}
+
+void slips_of_patterns_are_named(void**) {
+  const std::string two = write_file("two.json", R"([{"0": ["full"], "1": ["full"]}, {"0": ["full"], "1": ["full"]}])");
+  const std::string wrong = write_file("wrong.json", R"([{"0": ["stripes", 1, 2]}])");
+  const struct {
+    std::vector<std::string> flags;
+    int exit_code;
+    const char* in_err;
+  } kSlips[] = {
+      {{"--policy", "patterns"}, 2, "--policy = patterns: --patterns FILE is missing"},
+      {{"--patterns", two}, 2, "--patterns is for --policy patterns alone"},
+      {{"--policy", "hip", "--patterns", two}, 2, "--patterns is for --policy patterns alone"},
+      {{"--policy", "patterns", "--patterns", "/nonexistent"}, 1, "path = /nonexistent: "},
+      {{"--policy", "patterns", "--patterns", wrong}, 1, "wrong.json: layer 0: head 0: kind \"stripes\""},
+      {{"--policy", "patterns", "--patterns", two},
+       1,
+       "two.json has 2 layers of 2 query heads, the model has 3 layers of 8\n"},
+  };
+  for (const auto& slip : kSlips) {
+    const ProgramRun run = run_program(plan_command(slip.flags));
+    if (run.exit_code != slip.exit_code || run.err.find(slip.in_err) == std::string::npos || !run.out.empty())
+      fail_test("exit code %d, not %d, \"%s\": %s", run.exit_code, slip.exit_code, slip.in_err, run.err.c_str());
+  }
+}
+
 // Every token is somewhere; the route that was asked for has those outside the windows.
 void routes_are_the_librarys(void**) {
   const auto routes = [&](const std::vector<std::string>& flags) {
@@ -202,6 +290,9 @@ int main() {
       cmocka_unit_test(memory_is_the_librarys),
       cmocka_unit_test(stages_are_planned_by_length),
       cmocka_unit_test(windows_of_devices_that_prune_have_all_keys),
+      cmocka_unit_test(patterns_are_those_of_the_file),
+      cmocka_unit_test(gates_are_of_kv_heads),
+      cmocka_unit_test(slips_of_patterns_are_named),
       cmocka_unit_test(routes_are_the_librarys),
       cmocka_unit_test(hidden_states_are_planned),
       cmocka_unit_test(device_caps_are_judged),

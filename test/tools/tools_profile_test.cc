@@ -7,6 +7,7 @@
 
 #include "tools/patterns/profile_curve.h"
 #include "tools/run_program.h"
+#include "tools/stand_in_driver.h"
 #include "with_cmocka.h"
 
 namespace {
@@ -26,10 +27,10 @@ std::string contents(const std::string& path) {
   return text.str();
 }
 
-ProgramRun run(const std::vector<std::string>& arguments) {
+ProgramRun run(const std::vector<std::string>& arguments, const std::vector<std::string>& environment = {}) {
   std::vector<std::string> command = {TANDEM_PATTERNS, "profile"};
   command.insert(command.end(), arguments.begin(), arguments.end());
-  return run_program(command);
+  return run_program(command, environment);
 }
 
 std::string out_of(const std::vector<std::string>& arguments) {
@@ -142,6 +143,88 @@ void append_refuses_other_facts(void**) {
   refused(write_file("other.json", other.dump()), {}, "machine.processor is \"Another One\" there");
 }
 
+// With the stand-in, and a driver whose memory is the stand-in's.
+ProgramRun run_on_device(std::vector<std::string> arguments, const std::string& driver = "") {
+  arguments.insert(arguments.end(), {"--backend", "standin", "--backend-path", STAND_IN_MODULE});
+  return run(arguments, {"LD_LIBRARY_PATH=" STAND_IN_DRIVER_FOLDER, "TANDEM_TEST_DRIVER=" + driver});
+}
+
+std::vector<Json> rows_on_device(const std::vector<std::string>& arguments, const std::string& driver = "") {
+  const ProgramRun profile = run_on_device(arguments, driver);
+  if (profile.exit_code != 0) fail_test("exit code %d: %s", profile.exit_code, profile.err.c_str());
+  expect_in(profile.err, {"the context is given back"});
+  if (profile.err.find("buffers that are left") != std::string::npos) fail_test("%s", profile.err.c_str());
+  return lines_of(profile.out);
+}
+
+const std::vector<std::string> kEveryPattern = {"--pattern",           "a_shape=4/60", "--pattern",
+                                                "vertical_slash=8/64", "--pattern",    "block_sparse=2+a_shape=0/64"};
+
+void device_attends_the_same_pairs(void**) {
+  const std::string path = path_of("device.json");
+  std::vector<std::string> with_file = kEveryPattern;
+  with_file.insert(with_file.end(), {"--out", path});
+  const std::vector<Json> on_device = rows_on_device(measuring("512,1024", with_file));
+  const std::vector<Json> on_host = lines_of(out_of(measuring("512,1024", kEveryPattern)));
+  assert_int_equal(on_device.size(), 8);
+  assert_int_equal(on_host.size(), 8);
+  for (size_t i = 0; i < 8; ++i) {
+    assert_true(on_device[i]["ns"].get<int64_t>() > 0);
+    for (const char* member : {"pattern", "kinds", "kv_len", "pairs", "dense_pairs", "repeats"})
+      if (on_device[i][member] != on_host[i][member])
+        fail_test("%s: %s, not %s", member, on_device[i].dump().c_str(), on_host[i].dump().c_str());
+  }
+  const Json profile = Json::parse(contents(path));
+  assert_true(profile["machine"]["device"] == "Stand-in \"0\"");
+  for (size_t i = 0; i < 8; ++i) assert_true(profile["rows"][i] == on_device[i]);
+}
+
+// A call only sends its work. Each of its operations takes long here, and so must what was timed.
+void times_end_when_the_device_has_finished(void**) {
+  for (const Json& row : rows_on_device(measuring("256", {"--pattern", "a_shape=4/60", "--repeats", "1"}), "delay"))
+    if (row["ns"].get<int64_t>() < 2 * kDelayNs) fail_test("%s", row.dump().c_str());
+}
+
+void profiles_are_of_one_processor(void**) {
+  const std::string host = path_of("host.json"), device = path_of("of_device.json");
+  out_of(measuring("512", {"--out", host}));
+  rows_on_device(measuring("512", {"--out", device}));
+  const auto refused = [&](const std::string& file, bool with_device, const std::string& fact) {
+    const std::string before = contents(file);
+    const std::vector<std::string> arguments = measuring("768", {"--out", file, "--append"});
+    const ProgramRun wrong = with_device ? run_on_device(arguments) : run(arguments);
+    if (wrong.exit_code != 2 || wrong.err.find(fact) == std::string::npos)
+      fail_test("exit code %d, %s is not in %s", wrong.exit_code, fact.c_str(), wrong.err.c_str());
+    assert_string_equal(contents(file).c_str(), before.c_str());
+  };
+  refused(host, true, R"(machine.device is null there and "Stand-in \"0\"" here)");
+  refused(device, false, R"(machine.device is "Stand-in \"0\"" there and null here)");
+  assert_int_equal(rows_on_device(measuring("512,768", {"--out", device, "--append"})).size(), 1);
+  // A file that names no device is of the CPU.
+  Json of_before = Json::parse(contents(host));
+  of_before["machine"].erase("device");
+  const std::string old = write_file("old.json", of_before.dump());
+  refused(old, true, "machine.device is null there");
+  assert_int_equal(lines_of(out_of(measuring("512,768", {"--out", old, "--append"}))).size(), 1);
+}
+
+void failures_of_the_driver_are_told(void**) {
+  const auto failed = [](const ProgramRun& wrong, const std::vector<std::string>& parts) {
+    if (wrong.exit_code != 1 || !wrong.out.empty()) fail_test("exit code %d: %s", wrong.exit_code, wrong.err.c_str());
+    expect_in(wrong.err, parts);
+  };
+  const std::vector<std::string> arguments = measuring("512", {});
+  failed(run_on_device(arguments, "cuMemAlloc_v2"),
+         {"libcuda.so.1: cuMemAlloc of 131072 bytes: CUDA_ERROR_OUT_OF_MEMORY (2)"});
+  failed(run_on_device(arguments, "nan"), {"give other outputs than policy \"all\""});
+  const std::string folder = path_of("no_driver");
+  std::filesystem::create_directories(folder);
+  write_file("no_driver/libcuda.so.1", "this is no driver, and long enough to be looked at as one would be looked at");
+  std::vector<std::string> on_device = arguments;
+  on_device.insert(on_device.end(), {"--backend", "standin", "--backend-path", STAND_IN_MODULE});
+  failed(run(on_device, {"LD_LIBRARY_PATH=" + folder}), {"device memory needs CUDA's driver: ", "libcuda.so.1: "});
+}
+
 constexpr const char* kHandmade = R"({"machine": {"isa": "none"}, "shape": {"q_heads": 4, "kv_heads": 2, "head_dim": 64},
   "kv_type": "bf16", "io_type": "bf16", "threads": 2, "chunk": 256, "rows": [
   {"pattern": "full", "kv_len": 8192, "ns": 9000}, {"pattern": "full", "kv_len": 1024, "ns": 1000},
@@ -205,7 +288,10 @@ void slips_are_named(void**) {
       {{"--shape", "32/7x128"}, 2, "--shape = 32/7x128 is out of range"},
       {{"--lengths", "4096"}, 2, "--lengths = 4096 is less than --chunk = 8192"},
       {{"--chunk", "1"}, 2, "--chunk = 1 is out of range"},
-      {{"--backend", "cuda"}, 2, "--backend = cuda: this program measures on the CPU alone"},
+      {{"--backend", "abacus"}, 1, "backend = \"abacus\": no module can be used"},
+      {{"--backend-path", "/nonexistent"}, 2, "--backend-path = /nonexistent: --backend is missing"},
+      {{"--backend", "cpu", "--backend-path", "/nonexistent"}, 2, "--backend-path = /nonexistent: --backend is missing"},
+      {{"--from", path, "--at", "1500", "--backend", "cuda"}, 2, "--backend: --from = "},
       {{"--append"}, 2, "--append: --out is missing"},
       {{"--at", "600"}, 2, "--at = 600: --from is missing"},
       {{"/nonexistent"}, 1, "path = /nonexistent: "},
@@ -268,6 +354,10 @@ int main() {
       cmocka_unit_test(file_gives_each_pattern_once),
       cmocka_unit_test(append_measures_nothing_twice),
       cmocka_unit_test(append_refuses_other_facts),
+      cmocka_unit_test(device_attends_the_same_pairs),
+      cmocka_unit_test(times_end_when_the_device_has_finished),
+      cmocka_unit_test(profiles_are_of_one_processor),
+      cmocka_unit_test(failures_of_the_driver_are_told),
       cmocka_unit_test(times_lie_between_rows),
       cmocka_unit_test(curve_is_piecewise_linear),
       cmocka_unit_test(picture_has_a_line_for_each_pattern),

@@ -45,6 +45,9 @@ std::vector<Flag> bench_flags(BenchOptions* options, RawChoices* raw) {
       switch_flag("--ragged", &options->ragged,
                   "sequences of different lengths, --kv-len being their mean: the i-th of n has (2 i - 1) / n of it"),
       choice_flag("--policy", &raw->policy, library_choices(tandem_policy_name), "which keys are attended (all)"),
+      text_flag("--patterns", "FILE", &options->patterns.path, "patterns, which needs it: a file of head patterns"),
+      number_flag("--pattern-layer", &options->patterns.layer_idx, 0, 65535,
+                  "layer of that file, whose patterns all layers here have (0)"),
       number_flag("--window", &options->window, 0, kMaxLen, "newest tokens always attended, streaming and hgca (4096)"),
       number_flag("--sinks", &options->sinks, 0, kMaxLen, "first tokens always attended, streaming and hgca (64)"),
       real_flag("--alpha", &options->alpha, 1e-6, 1, "factor of the moving average, hgca (0.3)"),
@@ -108,6 +111,16 @@ Result check_together(const BenchOptions& options) {
   return {};
 }
 
+Result check_patterns(const std::vector<std::string>& given, BenchOptions* options) {
+  const bool follows = options->policy == "patterns";
+  for (const std::string& name : given)
+    if ((name == "--patterns" || name == "--pattern-layer") && !follows)
+      return usage_error("%s is for --policy patterns alone", name.c_str());
+  if (!follows) return {};
+  if (options->patterns.path.empty()) return usage_error("--policy = patterns: --patterns FILE is missing");
+  return read_bench_patterns({options->n_q_heads, options->n_kv_heads}, &options->patterns);
+}
+
 }  // namespace
 
 Result parse_bench_options(int argc, const char* const* argv, BenchOptions* options) {
@@ -131,13 +144,15 @@ Result parse_bench_options(int argc, const char* const* argv, BenchOptions* opti
   }
 
   RawChoices raw;
-  TOOL_TRY(parse_flags(bench_flags(options, &raw), argc - 2, argv + 2));
+  std::vector<std::string> given;
+  TOOL_TRY(parse_flags(bench_flags(options, &raw), argc - 2, argv + 2, &given));
   if (options->help) return {};
   if (raw.policy >= 0) options->policy = tandem_policy_name(raw.policy);
   if (raw.isa >= 0) options->isa = tandem_cpu_isa_name(raw.isa);
   options->output = static_cast<Output>(raw.output);
   fill_defaults(options);
-  return check_together(*options);
+  TOOL_TRY(check_together(*options));
+  return check_patterns(given, options);
 }
 
 int32_t BenchOptions::k_rotation_of(int32_t kv_type) const {

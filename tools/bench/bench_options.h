@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "tools/bench/bench_patterns.h"
 #include "tools/common/result.h"
 
 namespace tools {
@@ -34,6 +35,7 @@ struct BenchOptions {
   bool ragged = false;   // kv_lens are means
   int64_t n_layers = 0;  // 0: as many as it takes for cold reads
   std::string policy = "all";
+  BenchPatterns patterns;  // of policy "patterns"
   int64_t window = 4096;
   int64_t sinks = 64;
   double alpha = 0.3;

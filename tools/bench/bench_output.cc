@@ -51,6 +51,8 @@ Json record(const Bench& bench, const Measurement& m) {
   json["rope_theta"] = options.rope_theta;
   json["page_tokens"] = options.page_tokens;
   json["policy"] = options.policy;
+  json["patterns"] = options.patterns.path;
+  json["pattern_layer"] = options.patterns.layer_idx;
   json["window"] = options.window;
   json["sinks"] = options.sinks;
   json["alpha"] = options.alpha;
@@ -68,6 +70,8 @@ Json record(const Bench& bench, const Measurement& m) {
   json["p90_us"] = rounded(m.us.p90, 2);
   json["kv_bytes"] = m.kv_bytes;
   json["dense_kv_bytes"] = m.dense_kv_bytes;
+  json["pairs"] = m.pairs;
+  json["dense_pairs"] = m.dense_pairs;
   json["read_gbps"] = rounded(m.read_gbps, 3);
   if (options.mode == Mode::kWake) return json;
   json["limit_gbps"] = rounded(m.limit_gbps, 3);
@@ -84,12 +88,12 @@ Json record(const Bench& bench, const Measurement& m) {
 }
 
 std::vector<std::string> columns(Mode mode) {
-  std::vector<std::string> names = {"bench",      "type",        "v_type",         "k_rotation",  "io_type",   "kv_len",
-                                    "q_len",      "batch",       "ragged",         "q_heads",     "kv_heads",  "head_dim",
-                                    "v_head_dim", "v_aliases_k", "rope_theta",     "page_tokens", "policy",    "window",
-                                    "sinks",      "alpha",       "beta",           "isa",         "threads",   "layers",
-                                    "repeats",    "state",       "rotation_bytes", "check",       "median_us", "p10_us",
-                                    "p90_us",     "kv_bytes",    "dense_kv_bytes", "read_gbps"};
+  std::vector<std::string> names = {
+      "bench",   "type",     "v_type",         "k_rotation", "io_type",        "kv_len",      "q_len",      "batch",
+      "ragged",  "q_heads",  "kv_heads",       "head_dim",   "v_head_dim",     "v_aliases_k", "rope_theta", "page_tokens",
+      "policy",  "patterns", "pattern_layer",  "window",     "sinks",          "alpha",       "beta",       "isa",
+      "threads", "layers",   "repeats",        "state",      "rotation_bytes", "check",       "median_us",  "p10_us",
+      "p90_us",  "kv_bytes", "dense_kv_bytes", "pairs",      "dense_pairs",    "read_gbps"};
   if (mode == Mode::kWake) return names;
   names.insert(names.end(), {"limit_gbps", "limit_buffer_bytes", "limit_way"});
   if (is_compute(mode)) names.insert(names.end(), {"gflops", "limit_gflops", "limit_type", "limit_shape"});
@@ -136,6 +140,8 @@ std::vector<Column> markdown_row(const Bench& bench, const Measurement& m) {
   real("p90", digits, m.us.p90);
   real("KV MiB", 2, static_cast<double>(m.kv_bytes) / 0x1p20);
   if (options.policy != "all") real("of dense", 3, static_cast<double>(m.kv_bytes) / static_cast<double>(m.dense_kv_bytes));
+  if (options.policy == "patterns" && options.q_len > 1)
+    real("of pairs", 3, static_cast<double>(m.pairs) / static_cast<double>(m.dense_pairs));
   if (is_compute(options.mode)) {
     real("GFLOP/s", 0, m.gflops);
     real("limit", 0, m.limit_gflops);
@@ -160,7 +166,10 @@ std::string title(const Bench& bench) {
     line += ", K rotated (hadamard)";
   else if (std::any_of(options.kv_types.begin(), options.kv_types.end(), is_rotated))
     line += ", 4-bit K rotated (hadamard)";
-  if (options.policy != "all") line += text(", window %lld, sinks %lld", number(options.window), number(options.sinks));
+  if (options.policy == "patterns")
+    line += text(", layer %lld of %s", number(options.patterns.layer_idx), options.patterns.path.c_str());
+  else if (options.policy != "all")
+    line += text(", window %lld, sinks %lld", number(options.window), number(options.sinks));
   if (is_compute(options.mode))
     line += ". The limit is oneDNN's matrix product in the same run";
   else if (options.mode == Mode::kDecode)

@@ -210,7 +210,8 @@ std::string gate(const BenchOptions& options, int32_t kv_type, const std::vector
   return "ok";
 }
 
-// What the library says it selected for the next query of this head.
+// What the library says it selected for the next query of this head; under "patterns", for the last one, whose block attends
+// the same keys. A query sees none behind its own.
 Result read_selection(Workload* workload, Row* row) {
   ErrorSlot error;
   const BenchOptions& options = workload->options();
@@ -222,12 +223,14 @@ Result read_selection(Workload* workload, Row* row) {
                                                 static_cast<int32_t>(row->q_head / group_size),
                                                 static_cast<int32_t>(row->q_head % group_size), error.out())));
   std::fill(row->visible.begin(), row->visible.end(), uint8_t{0});
-  for (int64_t i = 0; i < n_kept; ++i) row->visible[static_cast<size_t>(kept[static_cast<size_t>(i)])] = 1;
+  for (int64_t i = 0; i < n_kept; ++i)
+    row->visible[static_cast<size_t>(kept[static_cast<size_t>(i)])] = kept[static_cast<size_t>(i)] <= row->position;
   return {};
 }
 
 void mark_visible(const BenchOptions& options, int64_t q_len, Row* row) {
-  const VisibleRange range = visible_range(options, static_cast<int64_t>(row->visible.size()), q_len, row->token);
+  const VisibleRange range =
+      visible_range(options, {static_cast<int64_t>(row->visible.size()), q_len, row->token, row->q_head});
   std::fill_n(row->visible.begin(), range.sink_end, uint8_t{1});
   std::fill(row->visible.begin() + range.begin, row->visible.begin() + range.end, uint8_t{1});
 }
@@ -241,6 +244,27 @@ bool weights_may_round(const BenchOptions& options, const Case& geometry, const 
   return n_rows >= (geometry.kv_type == TANDEM_BF16 ? matmul_rows.bf16 : matmul_rows.other);
 }
 
+bool searches(const BenchOptions& options, int64_t q_len, int64_t q_head) {
+  return options.policy == "patterns" && !is_known_ahead(options.patterns.heads[static_cast<size_t>(q_head)], q_len);
+}
+
+// Under "patterns" also one of each other union of patterns.
+std::set<int64_t> choose_heads(const BenchOptions& options) {
+  std::set<int64_t> heads = {0, options.n_q_heads / 2, options.n_q_heads - 1};
+  std::set<uint32_t> kinds;
+  for (const int64_t q_head : heads)
+    if (options.policy == "patterns") kinds.insert(options.patterns.heads[static_cast<size_t>(q_head)].kinds);
+  for (size_t h = 0; h < options.patterns.heads.size(); ++h)
+    if (kinds.insert(options.patterns.heads[h].kinds).second) heads.insert(static_cast<int64_t>(h));
+  return heads;
+}
+
+// Of a head that searches, the keys of the call's last block are told and no others.
+std::set<int64_t> choose_tokens(const BenchOptions& options, int64_t q_len, int64_t q_head) {
+  const int64_t first = searches(options, q_len, q_head) ? last_block(q_len) : 0;
+  return {first, (first + q_len) / 2, q_len - 1};
+}
+
 std::vector<Row> choose_rows(const Workload& workload, const MatmulRows& matmul_rows) {
   const Case& geometry = workload.geometry();
   const BenchOptions& options = workload.options();
@@ -248,13 +272,12 @@ std::vector<Row> choose_rows(const Workload& workload, const MatmulRows& matmul_
   const bool round_weights = weights_may_round(options, geometry, matmul_rows);
   const std::set<int32_t> layers = {many ? geometry.n_layers - 1 : 0, geometry.n_layers - 1};
   const std::set<int64_t> sequences = {many ? options.batch - 1 : 0, options.batch - 1};
-  const std::set<int64_t> tokens = {0, geometry.q_len / 2, geometry.q_len - 1};
-  const std::set<int64_t> heads = {0, options.n_q_heads / 2, options.n_q_heads - 1};
+  const std::set<int64_t> heads = choose_heads(options);
   std::vector<Row> rows;
   for (const int32_t layer_idx : layers)
     for (const int64_t sequence_idx : sequences)
-      for (const int64_t token : tokens)
-        for (const int64_t q_head : heads) {
+      for (const int64_t q_head : heads)
+        for (const int64_t token : choose_tokens(options, geometry.q_len, q_head)) {
           Row row;
           row.layer_idx = layer_idx;
           row.sequence_idx = sequence_idx;
@@ -288,6 +311,10 @@ Result run_step(Workload* workload, std::vector<Row>* rows) {
   }
   TOOL_TRY(workload->step_end());
   for (Row& row : *rows) {
+    if (searches(workload->options(), geometry.q_len, row.q_head)) {
+      TOOL_TRY(read_selection(workload, &row));
+      continue;
+    }
     if (!selected) {
       mark_visible(workload->options(), geometry.q_len, &row);
       continue;
@@ -301,8 +328,11 @@ Result run_step(Workload* workload, std::vector<Row>* rows) {
 
 }  // namespace
 
-VisibleRange visible_range(const BenchOptions& options, int64_t kv_len, int64_t q_len, int64_t token) {
-  const int64_t end = kv_len - q_len + token + 1;
+VisibleRange visible_range(const BenchOptions& options, const QueryOfCall& query) {
+  const int64_t first_query = query.kv_len - query.q_len, end = first_query + query.token + 1;
+  if (options.policy == "patterns")
+    return pattern_range(options.patterns.heads,
+                         {query.q_head, options.n_q_heads / options.n_kv_heads, first_query, query.q_len, query.token});
   if (options.policy != "streaming") return {0, 0, end};
   const int64_t begin = std::max<int64_t>(0, end - options.window);
   return {std::min(options.sinks, begin), begin, end};

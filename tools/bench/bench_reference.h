@@ -13,6 +13,9 @@
 // values, the plain computation rounds its weights to bf16 before they meet the values, as matrix units do; sum and lse are
 // of the weights before that. Rotated queries, by RoPE or before keys are stored, are f32, and so are their weights. Outputs
 // in bf16 may add half a unit in the last place.
+//
+// Which keys a query attends is worked out here from the policy's rules. Keys that were chosen by attention weights (under
+// "hgca", and by heads of "patterns" that search) are those that the library says.
 #pragma once
 
 #include <string>
@@ -26,12 +29,11 @@ namespace tools {
 // layer and sequence. Fills *verdict with "ok" or "failed: ..."; a failing Result is about calls that failed.
 Result check_outputs(Workload* workload, const MatmulRows& matmul_rows, std::string* verdict);
 
-// Keys that query `token` of the call sees under the session's policy, for sequences of `kv_len` tokens after the call:
-// [0, sink_end) and [begin, end).
-struct VisibleRange {
-  int64_t sink_end = 0, begin = 0, end = 0;
-  int64_t n_keys() const { return sink_end + end - begin; }
+// Query `token` of a call, of a sequence that has kv_len tokens after it.
+struct QueryOfCall {
+  int64_t kv_len = 0, q_len = 1, token = 0, q_head = 0;
 };
-VisibleRange visible_range(const BenchOptions& options, int64_t kv_len, int64_t q_len, int64_t token);
+// Keys that it sees under the session's policy; under "patterns", where the head's keys are known ahead.
+VisibleRange visible_range(const BenchOptions& options, const QueryOfCall& query);
 
 }  // namespace tools

@@ -29,6 +29,8 @@ int64_t token_kv_bytes(const BenchOptions& options, int32_t kv_type) {
 
 // Keys of a sequence that every call reads, at least: what a policy selects beyond that is not known beforehand.
 int64_t least_keys_read(const BenchOptions& options, int64_t kv_len) {
+  if (options.policy == "patterns")
+    return least_keys(options.patterns.heads, options.n_q_heads / options.n_kv_heads, options.q_len, kv_len);
   if (options.policy == "all" || (options.policy == "hgca" && options.q_len > 1)) return kv_len;
   return std::clamp<int64_t>(options.window + options.sinks, 1, kv_len);
 }
@@ -51,15 +53,15 @@ Result check_memory(int64_t kv_len, int32_t kv_type, double bytes) {
                 dtype_name(kv_type), bytes / 0x1p30, available / 0x1p30);
 }
 
-// Pairs of a query and a key that it sees, times multiplications and additions of both products.
-double call_flops(const Workload& workload) {
+// Pairs of a query and a key that it sees, in one query head.
+int64_t head_pairs(const Workload& workload, int64_t q_head) {
   const BenchOptions& options = workload.options();
   const int64_t q_len = workload.geometry().q_len;
-  double pairs = 0;
+  int64_t pairs = 0;
   for (int64_t i = 0; i < options.batch; ++i)
     for (int64_t token = 0; token < q_len; ++token)
-      pairs += static_cast<double>(visible_range(options, workload.kv_len(i), q_len, token).n_keys());
-  return 2.0 * pairs * static_cast<double>(options.n_q_heads * (options.head_dim + options.v_head_dim));
+      pairs += visible_range(options, {workload.kv_len(i), q_len, token, q_head}).n_keys();
+  return pairs;
 }
 
 Result timed_attend(Workload* workload, int32_t layer_idx, double* seconds) {
@@ -94,6 +96,8 @@ Result CaseTiming::run_step(bool keep) {
   if (!keep) return {};
   measurement_.kv_bytes = bytes_per_call(before, after, n_layers);
   measurement_.dense_kv_bytes = (after.dense_kv_bytes - before.dense_kv_bytes) / n_layers;
+  measurement_.pairs = (after.pattern_pairs - before.pattern_pairs) / n_layers;
+  measurement_.dense_pairs = (after.pattern_dense_pairs - before.pattern_dense_pairs) / n_layers;
   for (const double s : seconds) us_.push_back(s * 1e6);
   return {};
 }
@@ -122,14 +126,38 @@ std::string CaseTiming::check_bytes() const {
               static_cast<long long>(measurement_.kv_bytes), static_cast<long long>(expected));
 }
 
+// Heads whose keys positions say have as many pairs as the rules give them. Nothing is counted in calls of one query.
+std::string CaseTiming::check_pairs() const {
+  const BenchOptions& options = bench_.options;
+  const auto searches = [&](const tandem_head_pattern& head) { return !is_known_ahead(head, options.q_len); };
+  const std::vector<tandem_head_pattern>& heads = options.patterns.heads;
+  const bool counts = options.policy == "patterns" && options.q_len > 1;
+  if (!counts || std::any_of(heads.begin(), heads.end(), searches)) return "ok";
+  int64_t expected = 0;
+  for (int64_t q_head = 0; q_head < options.n_q_heads; ++q_head) expected += head_pairs(*workload_, q_head);
+  if (measurement_.pairs == expected) return "ok";
+  return text("failed: the session's statistics say %lld pairs of a query and a key in a call, the patterns name %lld",
+              static_cast<long long>(measurement_.pairs), static_cast<long long>(expected));
+}
+
+// Of all query heads. What heads search for is known from the session's statistics alone.
+double CaseTiming::call_pairs() const {
+  const BenchOptions& options = bench_.options;
+  if (options.policy == "patterns") return static_cast<double>(measurement_.pairs);
+  return static_cast<double>(options.n_q_heads) * static_cast<double>(head_pairs(*workload_, 0));
+}
+
 Measurement CaseTiming::finish() {
   if (measurement_.check == "ok") measurement_.check = check_bytes();
+  if (measurement_.check == "ok") measurement_.check = check_pairs();
   measurement_.cold = measurement_.rotation_bytes >= kColdCaches * bench_.cache_bytes;
   if (measurement_.check != "ok") return measurement_;
   measurement_.us = spread_of(us_);
   measurement_.read_gbps = static_cast<double>(measurement_.kv_bytes) / measurement_.us.median * 1e-3;
   measurement_.limit_gbps = spread_of(limit_gbps_).median;
-  measurement_.gflops = call_flops(*workload_) / measurement_.us.median * 1e-3;
+  // Multiplications and additions of both products.
+  const double flops = 2.0 * call_pairs() * static_cast<double>(bench_.options.head_dim + bench_.options.v_head_dim);
+  measurement_.gflops = flops / measurement_.us.median * 1e-3;
   measurement_.limit_gflops = spread_of(limit_gflops_).median;
   return measurement_;
 }

@@ -46,6 +46,8 @@ struct Measurement {
   int64_t dense_kv_bytes = 0;  // what policy "all" would have read
   double read_gbps = 0;        // medians
   double limit_gbps = 0;       // median of the passes between the steps
+  int64_t pairs = 0;           // of a query and a key that appends under "patterns" attended, in all query heads of a call
+  int64_t dense_pairs = 0;     // those of policy "all"
   double gflops = 0;           // over unmasked (query, key) pairs
   double limit_gflops = 0;
   int32_t limit_type = 0;  // of the products of the limit
@@ -69,6 +71,8 @@ class CaseTiming {
   Result prepare();
   Result run_step(bool keep);
   std::string check_bytes() const;
+  std::string check_pairs() const;
+  double call_pairs() const;
 
   const Bench& bench_;
   std::unique_ptr<Workload> workload_;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <iterator>
 
 #include "tools/common/flags.h"
 #include "tools/common/random_rows.h"
@@ -38,14 +39,29 @@ tandem_cache_options cache_options(const BenchOptions& options, int32_t kv_type)
   return cache;
 }
 
-tandem_session_options session_options(const BenchOptions& options) {
+// The options of a session, and the heads that they point to: those of one layer, for each of n_layers.
+struct SessionSettings {
+  std::vector<tandem_head_pattern> heads;
+  tandem_patterns patterns = TANDEM_PATTERNS_INIT;
   tandem_session_options session = TANDEM_SESSION_OPTIONS_INIT;
+
+  SessionSettings(const BenchOptions& options, int32_t n_layers);
+  SessionSettings(const SessionSettings&) = delete;
+  SessionSettings& operator=(const SessionSettings&) = delete;
+};
+
+SessionSettings::SessionSettings(const BenchOptions& options, int32_t n_layers) {
   session.policy = options.policy.c_str();
   session.window_tokens = options.window;
   session.sink_tokens = options.sinks;
   session.alpha = static_cast<float>(options.alpha);
   session.beta = static_cast<float>(options.beta);
-  return session;
+  if (options.policy != "patterns") return;
+  const std::vector<tandem_head_pattern>& of_layer = options.patterns.heads;
+  for (int32_t i = 0; i < n_layers; ++i) heads.insert(heads.end(), of_layer.begin(), of_layer.end());
+  patterns.heads = heads.data();
+  patterns.n_heads = std::ssize(heads);
+  session.patterns = &patterns;
 }
 
 }  // namespace
@@ -54,8 +70,8 @@ Result Workload::check_supported(const tandem_engine* engine, const BenchOptions
   ErrorSlot error;
   const tandem_layer_options layer = layer_options(options);
   const tandem_cache_options cache = cache_options(options, kv_type);
-  const tandem_session_options session = session_options(options);
-  return error.check(tandem_supports(engine, &layer, &cache, &session, error.out()));
+  const SessionSettings settings(options, 1);
+  return error.check(tandem_supports(engine, &layer, &cache, &settings.session, error.out()));
 }
 
 Result Workload::create(tandem_engine* engine, const BenchOptions& options, const Case& geometry,
@@ -85,9 +101,9 @@ Result Workload::create_objects() {
     sequences_.push_back(sequence);
   }
 
-  const tandem_session_options of_session = session_options(options_);
+  const SessionSettings settings(options_, case_.n_layers);
   tandem_session* session = nullptr;
-  TOOL_TRY(error.check(tandem_session_create(&session, cache, &of_session, error.out())));
+  TOOL_TRY(error.check(tandem_session_create(&session, cache, &settings.session, error.out())));
   session_.reset(session);
   return {};
 }

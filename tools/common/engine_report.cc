@@ -57,6 +57,17 @@ Result matmul_rows_of(const Json& report, MatmulRows* rows) {
   return {};
 }
 
+Result open_device_of(const Json& report, EngineDevice* device) {
+  const Json devices = find_member(report, "devices");
+  for (const Json& each : devices) {
+    const Json idx = find_member(each, "device"), name = find_member(each, "name");
+    if (find_member(each, "state") != "open" || !idx.is_number_integer() || !name.is_string()) continue;
+    *device = {idx.get<int32_t>(), name.get<std::string>()};
+    return {};
+  }
+  return refuse("the engine's report names no device that is open: %s", devices.dump().c_str());
+}
+
 Json find_member(const Json& json, const std::string& name) {
   if (json.is_object() && json.contains(name)) return json.at(name);
   if (!json.is_structured()) return nullptr;

@@ -23,6 +23,13 @@ struct MatmulRows {
 };
 Result matmul_rows_of(const Json& report, MatmulRows* rows);
 
+// The device that an engine has opened.
+struct EngineDevice {
+  int32_t idx = 0;  // as tandem_tensor counts devices
+  std::string name;
+};
+Result open_device_of(const Json& report, EngineDevice* device);
+
 // The first member of that name, however deep; null where there is none.
 Json find_member(const Json& json, const std::string& name);
 

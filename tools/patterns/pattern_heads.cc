@@ -27,6 +27,18 @@ Result read_heads(const std::string& path, const tandem_pattern_file_options& op
   return {};
 }
 
+Result read_model_heads(const std::string& path, const HeadCounts& model, PatternHeads* heads) {
+  tandem_pattern_file_options options = TANDEM_PATTERN_FILE_OPTIONS_INIT;
+  options.group_size = model.n_q_heads / model.n_kv_heads;
+  TOOL_TRY(read_heads(path, options, heads));
+  const bool has_layers = model.n_layers == 0 || heads->n_layers == model.n_layers;
+  if (has_layers && heads->n_heads == model.n_q_heads) return {};
+  const auto layers_of = [](int64_t n) { return n == 0 ? "layers" : text("%lld layers", static_cast<long long>(n)); };
+  return refuse("--patterns = %s has %s of %lld query heads, the model has %s of %lld", path.c_str(),
+                layers_of(heads->n_layers).c_str(), static_cast<long long>(heads->n_heads),
+                layers_of(model.n_layers).c_str(), static_cast<long long>(model.n_q_heads));
+}
+
 int letter_of(const tandem_head_pattern& head) {
   if (head.kinds == 0) return 0;
   return std::has_single_bit(head.kinds) ? std::countr_zero(head.kinds) : kLetters - 1;

@@ -32,6 +32,14 @@ extern const PatternLetter kPatternLetters[kLetters];
 
 Result read_heads(const std::string& path, const tandem_pattern_file_options& options, PatternHeads* heads);
 
+// A model that --patterns is for.
+struct HeadCounts {
+  int64_t n_layers = 0;  // 0: any
+  int64_t n_q_heads = 0, n_kv_heads = 0;
+};
+// Gates in the file are of KV heads. A file of a model with other counts is refused, naming both.
+Result read_model_heads(const std::string& path, const HeadCounts& model, PatternHeads* heads);
+
 // An index of kPatternLetters.
 int letter_of(const tandem_head_pattern& head);
 

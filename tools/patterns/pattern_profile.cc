@@ -72,14 +72,21 @@ Result write_picture(const std::string& path, const Profile& profile, const std:
   return file.good() ? Result() : refuse("--svg = %s cannot be written", path.c_str());
 }
 
+// The device is null where the CPU attends: a profile is of one processor.
 Result facts_of(const ProfileLayer& layer, const tandem_engine* engine, Json* facts) {
-  Json report;
+  Json report, device;
   TOOL_TRY(engine_report(engine, &report));
+  if (layer.on_device()) {
+    EngineDevice opened;
+    TOOL_TRY(open_device_of(report, &opened));
+    device = opened.name;
+  }
   const std::vector<int32_t> cpus = cpus_by_core();
   (*facts)["machine"] = {{"processor", processor_name()},
                          {"isa", find_member(report, "isa")},
                          {"cpus", cpus.size()},
-                         {"cache_bytes", last_level_cache_bytes(cpus)}};
+                         {"cache_bytes", last_level_cache_bytes(cpus)},
+                         {"device", device}};
   (*facts)["shape"] = {{"q_heads", layer.n_q_heads}, {"kv_heads", layer.n_kv_heads}, {"head_dim", layer.head_dim}};
   (*facts)["kv_type"] = dtype_name(layer.kv_type);
   (*facts)["io_type"] = dtype_name(layer.io_type);

@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "tools/bench/machine_facts.h"
+#include "tools/common/engine_report.h"
 #include "tools/common/flags.h"
 #include "tools/common/random_rows.h"
 
@@ -64,23 +65,37 @@ Result ProfileBench::create(const ProfileLayer& layer, const int32_t* cancel, st
   const int64_t dim_bytes = 2 * (layer.n_q_heads + layer.n_kv_heads) * float_bytes(layer.io_type) + 4 * layer.n_q_heads;
   TOOL_TRY(check_available("--chunk", layer.chunk, static_cast<double>(dim_bytes * layer.head_dim * layer.chunk)));
   TOOL_TRY(made->create_objects());
-  made->base_.resize(static_cast<size_t>(kPeriod * layer.head_dim));
-  fill_normal(made->base_.data(), std::ssize(made->base_), 1);
-  made->q_ = made->make_rows(0, layer.chunk, layer.n_q_heads, 2);
-  made->k_ = made->make_rows(0, layer.chunk, layer.n_kv_heads, 3);
-  made->v_ = made->make_rows(0, layer.chunk, layer.n_kv_heads, 4);
-  made->o_ = made->q_;
+  TOOL_TRY(made->create_rows());
   *bench = std::move(made);
+  return {};
+}
+
+Result ProfileBench::create_rows() {
+  base_.resize(static_cast<size_t>(kPeriod * layer_.head_dim));
+  fill_normal(base_.data(), std::ssize(base_), 1);
+  q_ = make_rows(0, layer_.chunk, layer_.n_q_heads, 2);
+  k_ = make_rows(0, layer_.chunk, layer_.n_kv_heads, 3);
+  v_ = make_rows(0, layer_.chunk, layer_.n_kv_heads, 4);
+  o_.n_heads = q_.n_heads;
+  o_.bytes = q_.bytes;
+  if (device_ == nullptr) return {};
+  for (Rows* rows : {&q_, &k_, &v_, &o_}) {
+    TOOL_TRY(DeviceBuffer::create(device_.get(), std::ssize(rows->bytes), &rows->on_device));
+    TOOL_TRY(rows->on_device.upload(rows->bytes.data()));
+  }
   return {};
 }
 
 Result ProfileBench::create_objects() {
   ErrorSlot error;
-  tandem_engine_options of_engine = TANDEM_ENGINE_OPTIONS_INIT;
-  of_engine.n_threads = static_cast<int32_t>(layer_.threads);
-  tandem_engine* engine = nullptr;
-  TOOL_TRY(error.check(tandem_engine_create(&engine, &of_engine, error.out())));
-  engine_.reset(engine);
+  TOOL_TRY(layer_.engine.start(&engine_));
+  if (layer_.on_device()) {
+    Json report;
+    EngineDevice opened;
+    TOOL_TRY(engine_report(engine_.get(), &report));
+    TOOL_TRY(open_device_of(report, &opened));
+    TOOL_TRY(DeviceMemory::open(opened.idx, &device_));
+  }
   tandem_layer_options layer = TANDEM_LAYER_OPTIONS_INIT;
   layer.n_q_heads = static_cast<int32_t>(layer_.n_q_heads);
   layer.n_kv_heads = static_cast<int32_t>(layer_.n_kv_heads);
@@ -91,17 +106,18 @@ Result ProfileBench::create_objects() {
   tandem_cache_options of_cache = TANDEM_CACHE_OPTIONS_INIT;
   of_cache.k_type = layer_.kv_type;
   tandem_cache* cache = nullptr;
-  TOOL_TRY(error.check(tandem_cache_create(&cache, engine, model, &of_cache, error.out())));
+  TOOL_TRY(error.check(tandem_cache_create(&cache, engine_.get(), model, &of_cache, error.out())));
   cache_.reset(cache);
   return {};
 }
 
-// pattern: NULL for policy "all".
-Result ProfileBench::create_session(const tandem_head_pattern* pattern, Session* session) const {
+// pattern: NULL for policy "all". kv_len: of the longest sequence, whose keys a device has in the window.
+Result ProfileBench::create_session(const tandem_head_pattern* pattern, int64_t kv_len, Session* session) const {
   ErrorSlot error;
   std::vector<tandem_head_pattern> heads;
   tandem_patterns patterns = TANDEM_PATTERNS_INIT;
   tandem_session_options options = TANDEM_SESSION_OPTIONS_INIT;
+  if (device_ != nullptr) options.window_tokens = kv_len;
   if (pattern != nullptr) {
     heads.assign(static_cast<size_t>(layer_.n_q_heads), *pattern);
     patterns.heads = heads.data();
@@ -142,14 +158,22 @@ tandem_tensor ProfileBench::tensor(Rows* rows, int64_t n_tokens) const {
   const int64_t shape[3] = {n_tokens, rows->n_heads, layer_.head_dim};
   tandem_tensor view = {};
   tandem_tensor_init(&view, layer_.io_type, rows->bytes.data(), 3, shape, nullptr);
+  if (rows->on_device.data() == nullptr) return view;
+  view.data = rows->on_device.data();
+  view.device_type = TANDEM_DEVICE_CUDA;
+  view.device_index = device_->device_idx();
   return view;
+}
+
+Result ProfileBench::check_interrupted() const {
+  return __atomic_load_n(cancel_, __ATOMIC_RELAXED) == 0 ? Result() : refuse("interrupted");
 }
 
 Result ProfileBench::fill(int64_t sequence, int64_t n_tokens) {
   ErrorSlot error;
   for (int64_t first = 0; first < n_tokens; first += kFillTokens) {
     const int64_t n = std::min(kFillTokens, n_tokens - first);
-    if (__atomic_load_n(cancel_, __ATOMIC_RELAXED) != 0) return refuse("interrupted");
+    TOOL_TRY(check_interrupted());
     Rows k_rows = make_rows(first, n, layer_.n_kv_heads, 5), v_rows = make_rows(first, n, layer_.n_kv_heads, 6);
     const tandem_tensor k = tensor(&k_rows, n), v = tensor(&v_rows, n);
     TOOL_TRY(error.check(tandem_sequence_append(cache_.get(), sequence, 0, &k, &v, nullptr, error.out())));
@@ -173,11 +197,12 @@ Result ProfileBench::attend(tandem_session* session, int64_t sequence, int64_t q
   args.k = &k;
   args.v = &v;
   args.o = &o;
-  args.cancel = cancel_;
+  args.cancel = device_ == nullptr ? cancel_ : nullptr;  // a call on device tensors cannot be stopped half-way
   const auto begin = std::chrono::steady_clock::now();
-  const int32_t status = tandem_attend(session, &args, error.out());
+  Result result = error.check(tandem_attend(session, &args, error.out()));
+  if (result.ok() && device_ != nullptr) result = device_->wait();
   *ns = std::chrono::duration<double, std::nano>(std::chrono::steady_clock::now() - begin).count();
-  return error.check(status);
+  return result;
 }
 
 // One call of each session at the same length.
@@ -186,6 +211,7 @@ Result ProfileBench::repeat(int64_t sequence, int64_t kv_len, const std::vector<
   ErrorSlot error;
   ns->resize(sessions.size());
   for (size_t i = 0; i < sessions.size(); ++i) {
+    TOOL_TRY(check_interrupted());
     // A truncation may give reserved pages back. They are taken again before the clock runs.
     TOOL_TRY(error.check(tandem_sequence_reserve(cache_.get(), sequence, layer_.chunk, error.out())));
     TOOL_TRY(attend(sessions[i].get(), sequence, layer_.chunk, &(*ns)[i]));
@@ -202,14 +228,15 @@ Result ProfileBench::measure(int64_t kv_len, const std::vector<tandem_head_patte
   TOOL_TRY(error.check(tandem_sequence_reserve(cache_.get(), sequence.id(), kv_len, error.out())));
   TOOL_TRY(fill(sequence.id(), kv_len - layer_.chunk));
   std::vector<Session> sessions(patterns.size());
-  for (size_t i = 0; i < patterns.size(); ++i) TOOL_TRY(create_session(&patterns[i], &sessions[i]));
+  for (size_t i = 0; i < patterns.size(); ++i) TOOL_TRY(create_session(&patterns[i], kv_len, &sessions[i]));
   std::vector<std::vector<double>> ns(patterns.size());
   times->assign(patterns.size(), {});
-  for (int64_t round = 0; round < layer_.repeats; ++round) {
+  const int64_t n_untimed = device_ != nullptr ? 1 : 0;
+  for (int64_t round = 0; round < n_untimed + layer_.repeats; ++round) {
     std::vector<double> of_round;
     TOOL_TRY(repeat(sequence.id(), kv_len, sessions, &of_round));
     for (size_t i = 0; i < patterns.size(); ++i) {
-      ns[i].push_back(of_round[i]);
+      if (round >= n_untimed) ns[i].push_back(of_round[i]);
       if (round > 0) continue;  // the session counts the pairs of all rounds
       ProfileTime& time = (*times)[i];
       TOOL_TRY(error.check(tandem_session_pattern_pairs(&time.pairs, &time.dense_pairs, sessions[i].get(), 0, error.out())));
@@ -219,18 +246,25 @@ Result ProfileBench::measure(int64_t kv_len, const std::vector<tandem_head_patte
   return {};
 }
 
-std::vector<float> ProfileBench::outputs(int64_t q_len) const {
-  std::vector<float> values(static_cast<size_t>(q_len * layer_.n_q_heads * layer_.head_dim));
+// 0xff is NaN in every type: what a call does not write is noticed.
+Result ProfileBench::forget_outputs() {
+  std::fill(o_.bytes.begin(), o_.bytes.end(), uint8_t{0xff});
+  return device_ != nullptr ? o_.on_device.upload(o_.bytes.data()) : Result();
+}
+
+Result ProfileBench::outputs(int64_t q_len, std::vector<float>* values) {
+  if (device_ != nullptr) TOOL_TRY(o_.on_device.download(o_.bytes.data()));
+  values->resize(static_cast<size_t>(q_len * layer_.n_q_heads * layer_.head_dim));
   if (layer_.io_type == TANDEM_F32) {
-    std::memcpy(values.data(), o_.bytes.data(), values.size() * sizeof(float));
-    return values;
+    std::memcpy(values->data(), o_.bytes.data(), values->size() * sizeof(float));
+    return {};
   }
-  for (size_t i = 0; i < values.size(); ++i) {
+  for (size_t i = 0; i < values->size(); ++i) {
     uint16_t bits;
     std::memcpy(&bits, o_.bytes.data() + 2 * i, 2);
-    values[i] = f32_of(bits);
+    (*values)[i] = f32_of(bits);
   }
-  return values;
+  return {};
 }
 
 Result ProfileBench::compare(int64_t sequence, int64_t kv_len, int64_t q_len) {
@@ -243,10 +277,11 @@ Result ProfileBench::compare(int64_t sequence, int64_t kv_len, int64_t q_len) {
   for (int i = 0; i < 2; ++i) {
     Session session;
     double ns = 0;
-    TOOL_TRY(create_session(patterns[i], &session));
+    TOOL_TRY(create_session(patterns[i], kv_len, &session));
+    TOOL_TRY(forget_outputs());
     TOOL_TRY(attend(session.get(), sequence, q_len, &ns));
     TOOL_TRY(error.check(tandem_sequence_truncate(cache_.get(), sequence, kv_len - q_len, error.out())));
-    of_policy[i] = outputs(q_len);
+    TOOL_TRY(outputs(q_len, &of_policy[i]));
   }
   for (size_t i = 0; i < of_policy[0].size(); ++i)
     if (!(std::fabs(of_policy[0][i] - of_policy[1][i]) < kMostDistance))

@@ -5,6 +5,9 @@
 // tandem_attend(), which is timed, and takes them back. Patterns take turns, so that a busy moment of the machine meets all
 // of them. Each pattern has a session of its own; the cache is common.
 //
+// With a device, calls are on tensors in its memory, and a call's time ends when the device has finished. The window has all
+// keys there. The first call of a session brings them into it and is not timed.
+//
 // Keys and queries are noise around rows that return every 1,024 tokens. So there are diagonals to find, and they lie apart,
 // as they do in models.
 #pragma once
@@ -14,6 +17,7 @@
 #include <string>
 #include <vector>
 
+#include "tools/common/device_memory.h"
 #include "tools/common/handles.h"
 #include "tools/common/result.h"
 #include "tools/patterns/profile_options.h"
@@ -46,22 +50,27 @@ class ProfileBench {
   struct Rows {
     int64_t n_heads = 0;
     std::vector<uint8_t> bytes;
+    DeviceBuffer on_device;  // the same there, where calls take it from
   };
   ProfileBench(const ProfileLayer& layer, const int32_t* cancel) : layer_(layer), cancel_(cancel) {}
   Result create_objects();
-  Result create_session(const tandem_head_pattern* pattern, Session* session) const;
+  Result create_rows();
+  Result create_session(const tandem_head_pattern* pattern, int64_t kv_len, Session* session) const;
   Rows make_rows(int64_t first_token, int64_t n_tokens, int64_t n_heads, uint64_t seed) const;
   tandem_tensor tensor(Rows* rows, int64_t n_tokens) const;
+  Result check_interrupted() const;
   Result fill(int64_t sequence, int64_t n_tokens);
   Result attend(tandem_session* session, int64_t sequence, int64_t q_len, double* ns);
   Result repeat(int64_t sequence, int64_t kv_len, const std::vector<Session>& sessions, std::vector<double>* ns);
   Result compare(int64_t sequence, int64_t kv_len, int64_t q_len);
-  std::vector<float> outputs(int64_t q_len) const;
+  Result forget_outputs();
+  Result outputs(int64_t q_len, std::vector<float>* values);
 
   ProfileLayer layer_;
   const int32_t* cancel_;
   std::vector<float> base_;  // [kPeriod, head_dim], the rows that return
   Engine engine_;
+  std::unique_ptr<DeviceMemory> device_;  // NULL: calls are on host tensors
   Model model_;
   Cache cache_;
   Rows q_, k_, v_, o_;

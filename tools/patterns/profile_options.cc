@@ -10,8 +10,6 @@
 namespace tools {
 namespace {
 
-enum Backend : int32_t { kCpu, kCuda };
-
 Flag pattern_flag(std::vector<tandem_head_pattern>* to) {
   return {"--pattern", "PATTERN", "a pattern, as a_shape=100/800; the flag may be there several times",
           "full, a_shape=SINKS/WINDOW, vertical_slash=COLUMNS/DIAGONALS, block_sparse=BLOCKS, or several of these with +",
@@ -40,9 +38,9 @@ Flag shape_flag(ProfileLayer* layer) {
           }};
 }
 
-std::vector<Flag> profile_flags(ProfileOptions* options, int32_t* backend) {
+std::vector<Flag> profile_flags(ProfileOptions* options) {
   ProfileLayer* layer = &options->layer;
-  return {
+  std::vector<Flag> flags = {
       pattern_flag(&options->patterns),
       numbers_flag("--lengths", &options->lengths, 2, INT32_MAX,
                    "keys that the last query sees, its own included (8192,32768,131072)"),
@@ -50,8 +48,6 @@ std::vector<Flag> profile_flags(ProfileOptions* options, int32_t* backend) {
       shape_flag(layer),
       choice_flag("--kv-type", &layer->kv_type, key_type_choices(), "storage type of K and V (bf16)"),
       choice_flag("--io-type", &layer->io_type, {{"f32", TANDEM_F32}, {"bf16", TANDEM_BF16}}, "type of q, k, v, o (bf16)"),
-      number_flag("--threads", &layer->threads, 0, 4096, "CPU workers (0: affinity mask and quota decide)"),
-      choice_flag("--backend", backend, {{"cpu", kCpu}, {"cuda", kCuda}}, "who attends (cpu; cuda is refused as yet)"),
       number_flag("--repeats", &layer->repeats, 1, 100000, "timed calls of each pattern and length; the median counts (3)"),
       text_flag("--out", "FILE", &options->out, "the profile, as JSON; it is written anew after every row"),
       switch_flag("--append", &options->append, "keep the rows of --out and measure the missing ones alone"),
@@ -59,8 +55,10 @@ std::vector<Flag> profile_flags(ProfileOptions* options, int32_t* backend) {
       text_flag("--from", "FILE", &options->from, "measure nothing: read this profile, for --at and --svg"),
       numbers_flag("--at", &options->at, 1, INT32_MAX, "print the times of these lengths, between those that were measured"),
       switch_flag("--json", &options->json, "a JSON line for each row instead of a table"),
-      switch_flag("--help", &options->help, "this text"),
   };
+  layer->engine.declare(&flags);
+  flags.push_back(switch_flag("--help", &options->help, "this text"));
+  return flags;
 }
 
 // What the flags of a profile that is read may be.
@@ -76,11 +74,10 @@ Result check_reading(const ProfileOptions& options, const std::vector<std::strin
   return {};
 }
 
-Result check_measuring(const ProfileOptions& options, int32_t backend) {
-  if (backend == kCuda)
-    return usage_error(
-        "--backend = cuda: this program measures on the CPU alone, as it is built without CUDA and has no tensors in device "
-        "memory");
+Result check_measuring(ProfileOptions* given) {
+  if (given->layer.engine.backend == "cpu") given->layer.engine.backend.clear();
+  TOOL_TRY(given->layer.engine.check());
+  const ProfileOptions& options = *given;
   if (!options.at.empty()) return usage_error("--at = %lld: --from is missing", static_cast<long long>(options.at.front()));
   if (options.append && options.out.empty()) return usage_error("--append: --out is missing");
   for (const int64_t length : options.lengths)
@@ -96,33 +93,35 @@ Result parse_profile_options(int argc, const char* const* argv, ProfileOptions* 
   const bool has_path = argc > 1 && argv[1][0] != '-';
   if (has_path) options->heads_path = argv[1];
   const int n_read = has_path ? 2 : 1;
-  int32_t backend = kCpu;
   std::vector<std::string> given;
-  TOOL_TRY(parse_flags(profile_flags(options, &backend), argc - n_read, argv + n_read, &given));
+  TOOL_TRY(parse_flags(profile_flags(options), argc - n_read, argv + n_read, &given));
   if (options->help) return {};
   std::sort(options->lengths.begin(), options->lengths.end());
   options->lengths.erase(std::unique(options->lengths.begin(), options->lengths.end()), options->lengths.end());
-  return options->from.empty() ? check_measuring(*options, backend) : check_reading(*options, given);
+  return options->from.empty() ? check_measuring(options) : check_reading(*options, given);
 }
 
 std::string profile_help() {
   ProfileOptions options;
-  int32_t backend = kCpu;
   return "tandem patterns profile [FILE] [flags]\n"
          "tandem patterns profile --from PROFILE --at N[,N...] [--pattern PATTERN] [--svg FILE]\n\n"
          "Measures what one append of --chunk queries takes at the end of a sequence, in one layer whose query heads all "
          "have\n"
          "the same pattern: the whole call, with the search for the keys in it. The patterns are those of FILE, a file of "
          "head\n"
-         "patterns, and of --pattern, each once; full is always measured. Repeats of the patterns take turns. Ctrl-C ends "
+         "patterns, and of --pattern, each once; full is always measured. Repeats of the patterns take turns. With "
+         "--backend "
+         "cuda\n"
+         "calls are on tensors in the memory of a GPU; without, or with --backend cpu, on those of the host. Ctrl-C ends "
          "the\n"
          "program; rows of the lengths that are complete are in --out. With --from the program prints times between "
          "measured\n"
          "lengths (linear in the length) and refuses lengths outside them.\n\n"
          "  tandem patterns profile patterns.json --out profile.json --svg profile.svg\n"
          "  tandem patterns profile --pattern a_shape=100/800 --pattern vertical_slash=30/800 --lengths 8192,32768\n"
+         "  tandem patterns profile patterns.json --backend cuda --out gpu.json\n"
          "  tandem patterns profile --from profile.json --at 65536\n\n" +
-         flags_help(profile_flags(&options, &backend));
+         flags_help(profile_flags(&options));
 }
 
 }  // namespace tools

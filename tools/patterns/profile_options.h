@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "tools/common/engine_flags.h"
 #include "tools/common/result.h"
 
 namespace tools {
@@ -16,8 +17,10 @@ struct ProfileLayer {
   int32_t kv_type = TANDEM_BF16;
   int32_t io_type = TANDEM_BF16;  // of q, k, v and o
   int64_t chunk = 8192;           // queries of a call
-  int64_t threads = 0;            // 0: the library's default
   int64_t repeats = 3;
+  EngineFlags engine;  // with a backend, calls are on tensors in the memory of its device
+
+  bool on_device() const { return !engine.backend.empty(); }
 };
 
 struct ProfileOptions {

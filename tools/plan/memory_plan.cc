@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <string_view>
 
 #include "tools/common/flags.h"
@@ -42,17 +43,29 @@ tandem_cache_options cache_options(const PlanOptions& options) {
   return cache;
 }
 
-// A device that prunes has all keys of a sequence in its window.
+// A device that prunes or follows head patterns has all keys of a sequence in its window.
 int64_t window_of(const PlanOptions& options, bool has_device) {
-  if (!has_device || !options.prunes()) return options.window;
+  if (!has_device || !(options.prunes() || options.follows_patterns())) return options.window;
   return std::max(options.window, *std::max_element(options.kv_lens.begin(), options.kv_lens.end()));
 }
 
-tandem_session_options session_options(const PlanOptions& options, bool has_device, const tandem_pruning* pruning) {
+// What options of a session point to.
+struct PolicySettings {
+  explicit PolicySettings(const PlanOptions& options) {
+    if (!options.pruning.empty()) pruning.preset = options.pruning.c_str();
+    patterns.heads = options.heads.heads.data();
+    patterns.n_heads = std::ssize(options.heads.heads);
+  }
+  tandem_pruning pruning = TANDEM_PRUNING_INIT;
+  tandem_patterns patterns = TANDEM_PATTERNS_INIT;
+};
+
+tandem_session_options session_options(const PlanOptions& options, bool has_device, const PolicySettings& settings) {
   constexpr int64_t kMostAppended = 32768;
   tandem_session_options session = TANDEM_SESSION_OPTIONS_INIT;
   session.policy = tandem_policy_name(options.policy);
-  session.pruning = options.prunes() ? pruning : nullptr;
+  session.pruning = options.prunes() ? &settings.pruning : nullptr;
+  session.patterns = options.follows_patterns() ? &settings.patterns : nullptr;
   session.window_tokens = window_of(options, has_device);
   session.sink_tokens = options.sinks;
   session.route = options.route_name();
@@ -109,9 +122,8 @@ Result make_plans(tandem_engine* engine, const PlanOptions& options, bool with_r
   Session planned_session;
   TOOL_TRY(make_model(options, &model));
   const tandem_cache_options cache = cache_options(options);
-  tandem_pruning pruning = TANDEM_PRUNING_INIT;
-  if (!options.pruning.empty()) pruning.preset = options.pruning.c_str();
-  const tandem_session_options session = session_options(options, with_routes, &pruning);
+  const PolicySettings settings(options);
+  const tandem_session_options session = session_options(options, with_routes, settings);
   ErrorSlot error;
   if (with_routes) {
     tandem_cache* made_cache = nullptr;
@@ -185,6 +197,7 @@ Result plans_json(const PlanOptions& options, const std::vector<PlannedLength>& 
   const int64_t window = window_of(options, plans[0].has_routes);
   if (window >= 0) (*json)["window"] = window;
   if (!options.pruning.empty()) (*json)["pruning"] = options.pruning;
+  if (!options.patterns_path.empty()) (*json)["patterns"] = options.patterns_path;
   if (options.sinks >= 0) (*json)["sinks"] = options.sinks;
   if (options.route >= 0) (*json)["route"] = options.route_name();
   (*json)["batch"] = options.batch;

@@ -14,6 +14,10 @@ enum Route : int32_t { kAuto, kHost, kStream, kHostAndStream, kRecompute };
 constexpr Choice kRoutes[] = {
     {"auto", kAuto}, {"host", kHost}, {"stream", kStream}, {"host+stream", kHostAndStream}, {"recompute", kRecompute}};
 
+bool has(const std::vector<std::string>& given, const char* name) {
+  return std::find(given.begin(), given.end(), name) != given.end();
+}
+
 }  // namespace
 
 void PlanOptions::declare(std::vector<Flag>* flags) {
@@ -37,8 +41,10 @@ void PlanOptions::declare(std::vector<Flag>* flags) {
       number_flag("--page-tokens", &page_tokens, 16, 4096, "tokens of a page, a power of two (128)"),
       choice_flag("--policy", &policy, library_choices(tandem_policy_name), "which keys are attended (all)"),
       text_flag("--pruning", "PRESET", &pruning, "hip: what it prunes (small)"),
+      text_flag("--patterns", "FILE", &patterns_path, "patterns, which needs it: a file of head patterns, of all layers"),
       number_flag("--window", &window, 0, kMaxLen,
-                  "newest tokens, always attended, on the device (4096; hip with --backend: the longest length at least)"),
+                  "newest tokens, always attended, on the device (4096; hip, patterns with --backend: the longest length "
+                  "at least)"),
       number_flag("--sinks", &sinks, 0, kMaxLen, "first tokens, always attended (64)"),
       choice_flag("--route", &route, {std::begin(kRoutes), std::end(kRoutes)},
                   "which processor attends keys outside the window, with --backend (auto)"),
@@ -52,17 +58,26 @@ void PlanOptions::declare(std::vector<Flag>* flags) {
 
 bool PlanOptions::prunes() const { return std::string_view(tandem_policy_name(policy)) == "hip"; }
 
+bool PlanOptions::follows_patterns() const { return std::string_view(tandem_policy_name(policy)) == "patterns"; }
+
 const char* PlanOptions::route_name() const { return route < 0 ? nullptr : kRoutes[route].name; }
 
+Result PlanOptions::check_policy(const std::vector<std::string>& given) const {
+  if (has(given, "--pruning") && !prunes()) return usage_error("--pruning is for --policy hip alone");
+  if (has(given, "--patterns") && !follows_patterns()) return usage_error("--patterns is for --policy patterns alone");
+  if (follows_patterns() && patterns_path.empty()) return usage_error("--policy = patterns: --patterns FILE is missing");
+  return {};
+}
+
 Result PlanOptions::check(const std::vector<std::string>& given, const EngineFlags& engine) {
-  const auto is_given = [&](const char* name) { return std::find(given.begin(), given.end(), name) != given.end(); };
+  const auto is_given = [&](const char* name) { return has(given, name); };
   for (const char* name : {"--layers", "--q-heads", "--kv-heads", "--head-dim", "--hidden-dim"})
     if (is_given(name) && !model_dir.empty())
       return usage_error("%s contradicts --model = %s, whose config.json says that", name, model_dir.c_str());
   if (is_given("--kv-len") && is_given("--context")) return usage_error("--context and --kv-len are the same: give one");
   for (const char* name : {"--route", "--device-cap-gib"})
     if (is_given(name) && engine.backend.empty()) return usage_error("%s is about a device: --backend is missing", name);
-  if (is_given("--pruning") && !prunes()) return usage_error("--pruning is for --policy hip alone");
+  TOOL_TRY(check_policy(given));
   if (route == kHostAndStream && !is_given("--stream-share"))
     return usage_error("--route = host+stream needs --stream-share");
   if (route != kHostAndStream && is_given("--stream-share"))
@@ -83,6 +98,7 @@ Result PlanOptions::check(const std::vector<std::string>& given, const EngineFla
   if (n_q_heads % n_kv_heads != 0)
     return usage_error("--q-heads = %lld is not a multiple of --kv-heads = %lld", static_cast<long long>(n_q_heads),
                        static_cast<long long>(n_kv_heads));
+  if (follows_patterns()) TOOL_TRY(read_model_heads(patterns_path, {n_layers, n_q_heads, n_kv_heads}, &heads));
   return {};
 }
 

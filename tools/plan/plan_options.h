@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "tools/common/engine_flags.h"
+#include "tools/patterns/pattern_heads.h"
 
 namespace tools {
 
@@ -28,9 +29,11 @@ struct PlanOptions {
   double host_cap_gib = 0;  // 0: none
   double device_cap_gib = 0;
   // The session.
-  int32_t policy = 0;   // index of tandem_policy_name()
-  std::string pruning;  // a preset of policy "hip"; empty: the library's default
-  int64_t window = -1;  // -1: the library's default
+  int32_t policy = 0;         // index of tandem_policy_name()
+  std::string pruning;        // a preset of policy "hip"; empty: the library's default
+  std::string patterns_path;  // a file of head patterns, of policy "patterns"
+  PatternHeads heads;         // what is in it
+  int64_t window = -1;        // -1: the library's default
   int64_t sinks = -1;
   int32_t route = -1;  // -1: the library's default
   double stream_share = -1;
@@ -41,10 +44,15 @@ struct PlanOptions {
   int64_t q_len = 1;             // new tokens of each
 
   bool prunes() const;
+  bool follows_patterns() const;
   const char* route_name() const;  // NULL: the library's default
   void declare(std::vector<Flag>* flags);
-  // given: the flags of the command line. Fills the defaults that depend on other flags, and reads the config.json.
+  // given: the flags of the command line. Fills the defaults that depend on other flags, and reads the config.json
+  // and the file of head patterns.
   Result check(const std::vector<std::string>& given, const EngineFlags& engine);
+
+ private:
+  Result check_policy(const std::vector<std::string>& given) const;
 };
 
 }  // namespace tools

@@ -121,7 +121,9 @@ void check_truth(const Case& of, const reference::RefLayer& layer, const History
 // Two sequences through a prompt each, a step of decode, an append beside a decode, and a step of the second alone.
 void check(const Case& of) {
   const std::vector<float> sinks = of.sinks();
-  World world({layer_of(of, sinks)}, stored_as(tandem_ggml_dtype(of.type)));
+  tandem_cache_options cache = stored_as(tandem_ggml_dtype(of.type));
+  cache.k_rotation = TANDEM_ROTATION_NONE;  // keys in 4 bits are ggml's, bit for bit
+  World world({layer_of(of, sinks)}, cache);
   const std::vector<reference::RefLayer> layers{reference_layer(of)};
   History histories[2] = {History(&layers), History(&layers)};
   const std::vector<std::vector<int64_t>> steps = {{40, 17}, {1, 1}, {9, 1}, {0, 1}};
@@ -314,6 +316,78 @@ void layers_that_append_nothing_or_alias(void**) {
   for (size_t i = 0; i < 512; ++i) assert_true(std::fabs(o[i] - k[i]) <= 1e-5f);  // the first token sees itself alone
 }
 
+// Sequence 0 has q_lens[0] more tokens, sequence 1 q_lens[1]: by a node of one world, and by tandem_attend() in the other.
+void expect_same_by_call(const World& by_node, const World& by_call, const std::vector<int64_t>& q_lens, int64_t seed) {
+  const Graph graph;
+  tandem_ggml* state = by_node.state.get();
+  const int64_t n_tokens = q_lens[0] + q_lens[1], heads[4] = {4, 2, 2, 4};
+  ggml_tensor* tensors[4];
+  tandem_tensor views[4];
+  for (int i = 0; i < 4; ++i) {
+    const int64_t shape[3] = {n_tokens, heads[i], 64};
+    tensors[i] = graph.heads(GGML_TYPE_F32, 64, heads[i], n_tokens, 4 * seed + i);
+    assert_int_equal(tandem_tensor_init(&views[i], TANDEM_F32, tensors[i]->data, 3, shape, nullptr), TANDEM_OK);
+  }
+  const Batch batch({0, 1}, q_lens);
+  expect_ok(state, tandem_ggml_begin(state, &batch.view));
+  ggml_tensor* o = tandem_ggml_attend(graph.ctx(), state, 0, tensors[0], tensors[1], tensors[2]);
+  graph.compute(o);
+  expect_ok(state, tandem_ggml_end(state));
+  tandem_attend_args args = TANDEM_ATTEND_ARGS_INIT;
+  args.n_sequences = 2;
+  args.sequences = by_call.sequences.data();
+  args.q_lens = q_lens.data();
+  args.q = &views[0], args.k = &views[1], args.v = &views[2], args.o = &views[3];
+  OK(tandem_attend, by_call.session.get(), &args);
+  const std::vector<float> got = values_of(o), wanted = values_of(tensors[3]);
+  for (size_t i = 0; i < wanted.size(); ++i)
+    if (!(std::fabs(got[i] - wanted[i]) <= 1e-6f)) fail_msg("element %zu: %g instead of %g", i, got[i], wanted[i]);
+}
+
+tandem_session_stats stats_of(const World& world) {
+  tandem_session_stats stats = TANDEM_SESSION_STATS_INIT;
+  OK(tandem_session_get_stats, &stats, world.session.get());
+  return stats;
+}
+
+// Prompts, decode, a chunk of a prompt beside decode, under the policy "patterns".
+void head_patterns_are_those_of_a_call(void**) {
+  const FourPatterns patterns;
+  const World by_node({plain_layer()}, stored_as(TANDEM_F32), two_threads(), patterns.session);
+  const World by_call({plain_layer()}, stored_as(TANDEM_F32), two_threads(), patterns.session);
+  int64_t seed = 0;
+  for (const std::vector<int64_t>& q_lens : std::vector<std::vector<int64_t>>{{300, 140}, {1, 1}, {150, 1}, {1, 30}})
+    expect_same_by_call(by_node, by_call, q_lens, ++seed);
+  const tandem_session_stats node = stats_of(by_node), call = stats_of(by_call);
+  assert_int_equal(node.pattern_pairs, call.pattern_pairs);
+  assert_true(node.pattern_pairs > 0 && node.pattern_pairs < node.pattern_dense_pairs);
+}
+
+// Blocks of 128 queries begin with the batch's first token of a sequence: how a prompt is cut says where.
+void blocks_of_queries_begin_with_batches(void**) {
+  FourPatterns patterns;
+  for (tandem_head_pattern& head : patterns.heads) head = patterns.heads[0];
+  const auto pairs_of = [&](const std::vector<int64_t>& cuts) {
+    const World world({plain_layer()}, stored_as(TANDEM_F32), two_threads(), patterns.session);
+    for (const int64_t n_tokens : cuts) {
+      const Graph graph;
+      const Batch batch({0}, {n_tokens});
+      expect_ok(world.state.get(), tandem_ggml_begin(world.state.get(), &batch.view));
+      graph.compute(tandem_ggml_attend(graph.ctx(), world.state.get(), 0, graph.heads(GGML_TYPE_F32, 64, 4, n_tokens, 1),
+                                       graph.heads(GGML_TYPE_F32, 64, 2, n_tokens, 2),
+                                       graph.heads(GGML_TYPE_F32, 64, 2, n_tokens, 3)));
+      expect_ok(world.state.get(), tandem_ggml_end(world.state.get()));
+    }
+    return stats_of(world).pattern_pairs;
+  };
+  // A block has the 8 first tokens, the 31 before its own, and these; the first one its own alone.
+  constexpr int64_t kOwn128 = 128 * 129 / 2, kBefore = 8 + 31;
+  assert_int_equal(pairs_of({256}), 4 * (2 * kOwn128 + 128 * kBefore));
+  assert_int_equal(pairs_of({128, 128}), pairs_of({256}));
+  constexpr int64_t kOwn100 = 100 * 101 / 2, kOwn28 = 28 * 29 / 2;
+  assert_int_equal(pairs_of({100, 156}), 4 * (kOwn100 + kOwn128 + kOwn28 + 156 * kBefore));
+}
+
 // Keys outside the window are judged with the last chunk of a prompt.
 void chunks_of_a_prompt(void**) {
   for (const uint32_t flags : {0u, TANDEM_ATTEND_PARTIAL}) {
@@ -336,10 +410,16 @@ void chunks_of_a_prompt(void**) {
 
 int main() {
   const CMUnitTest tests[] = {
-      cmocka_unit_test(every_head_dim_and_group),   cmocka_unit_test(every_type_of_k_and_v),
-      cmocka_unit_test(soft_cap_sinks_and_windows), cmocka_unit_test(k_and_v_of_different_head_dims),
-      cmocka_unit_test(any_number_of_threads),      cmocka_unit_test(views_of_a_wider_product),
-      cmocka_unit_test(layouts_are_the_abi_s),      cmocka_unit_test(layers_that_append_nothing_or_alias),
+      cmocka_unit_test(every_head_dim_and_group),
+      cmocka_unit_test(every_type_of_k_and_v),
+      cmocka_unit_test(soft_cap_sinks_and_windows),
+      cmocka_unit_test(k_and_v_of_different_head_dims),
+      cmocka_unit_test(any_number_of_threads),
+      cmocka_unit_test(views_of_a_wider_product),
+      cmocka_unit_test(layouts_are_the_abi_s),
+      cmocka_unit_test(layers_that_append_nothing_or_alias),
+      cmocka_unit_test(head_patterns_are_those_of_a_call),
+      cmocka_unit_test(blocks_of_queries_begin_with_batches),
       cmocka_unit_test(chunks_of_a_prompt),
   };
   return cmocka_run_group_tests(tests, nullptr, nullptr);

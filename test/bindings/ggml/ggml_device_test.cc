@@ -131,6 +131,7 @@ void give_what_the_host_gives(const tandem_session_options& session) {
   tandem_session_stats stats = TANDEM_SESSION_STATS_INIT;
   OK(tandem_session_get_stats, &stats, world->session.get());
   assert_int_equal(stats.n_refreshes > 0 && stats.judged_kv_bytes > 0, session.pruning != nullptr);
+  assert_int_equal(stats.pattern_pairs < stats.pattern_dense_pairs, session.patterns != nullptr);
 }
 
 // Prompts go past the window.
@@ -157,6 +158,9 @@ void gives_what_the_host_gives_where_it_prunes(void**) {
   session.window_tokens = 256;
   give_what_the_host_gives(session);
 }
+
+// As above, and the heads of an append search for their keys on the device.
+void gives_what_the_host_gives_by_head_patterns(void**) { give_what_the_host_gives(FourPatterns().session); }
 
 void other_nodes_are_not_the_callback_s(void**) {
   const Graph graph;
@@ -309,6 +313,7 @@ int main(int argc, char** argv) {
   device = std::make_unique<tandem::test::OpenDevice>(module_path);
   const CMUnitTest tests[] = {cmocka_unit_test(gives_what_the_host_gives),
                               cmocka_unit_test(gives_what_the_host_gives_where_it_prunes),
+                              cmocka_unit_test(gives_what_the_host_gives_by_head_patterns),
                               cmocka_unit_test(other_nodes_are_not_the_callback_s),
                               cmocka_unit_test(cuts_that_cannot_be),
                               cmocka_unit_test(errors),

@@ -105,6 +105,32 @@ inline tandem_cache_options stored_as(int32_t type) {
   return options;
 }
 
+// Sinks and a window, columns and diagonals, blocks, all keys; for plain_layer().
+struct FourPatterns {
+  tandem_head_pattern heads[4] = {TANDEM_HEAD_PATTERN_INIT, TANDEM_HEAD_PATTERN_INIT, TANDEM_HEAD_PATTERN_INIT,
+                                  TANDEM_HEAD_PATTERN_INIT};
+  tandem_patterns patterns = TANDEM_PATTERNS_INIT;
+  tandem_session_options session = TANDEM_SESSION_OPTIONS_INIT;
+
+  FourPatterns() {
+    heads[0].kinds = TANDEM_PATTERN_A_SHAPE;
+    heads[0].sink_tokens = 8;
+    heads[0].window_tokens = 32;
+    heads[1].kinds = TANDEM_PATTERN_VERTICAL_SLASH;
+    heads[1].vertical_tokens = 8;
+    heads[1].slash_tokens = 32;
+    heads[2].kinds = TANDEM_PATTERN_BLOCK_SPARSE;
+    heads[2].n_blocks = 1;
+    patterns.heads = heads;
+    patterns.n_heads = 4;
+    session.policy = "patterns";
+    session.patterns = &patterns;
+    session.window_tokens = 512;
+  }
+  FourPatterns(const FourPatterns&) = delete;
+  FourPatterns& operator=(const FourPatterns&) = delete;
+};
+
 // Two sequences, both empty.
 struct World {
   std::vector<tandem_layer_options> layers;
