@@ -373,7 +373,7 @@ func TestStreamingHeadsSeeSinksAndWindow(t *testing.T) {
 var flagsOfZero = map[string]string{"spin_ns": "NoSpin", "window_tokens": "NoWindow", "sink_tokens": "NoSinks", "beta": "ZeroBeta",
 	"halo_tokens": "NoHalo", "stream_fraction": "ZeroStreamFraction", "threshold": "ZeroThreshold"}
 
-// What the library's functions fill in is what options say, and each member of a struct of options has one here.
+// What the library's functions fill in is what options say.
 func TestOptionsAreTheLibrarys(t *testing.T) {
 	var a arena
 	defer a.free()
@@ -382,19 +382,27 @@ func TestOptionsAreTheLibrarys(t *testing.T) {
 		t.Fatalf("%+v", raw)
 	}
 	raw := (&SessionOptions{}).raw(&a)
-	if raw.window_tokens != -1 || raw.sink_tokens != -1 || raw.beta != -1 || raw.halo_tokens != -1 || raw.stream_fraction != -1 || a.err != nil {
+	if raw.window_tokens != -1 || raw.sink_tokens != -1 || raw.beta != -1 || raw.halo_tokens != -1 ||
+		raw.stream_fraction != -1 || a.err != nil {
 		t.Fatalf("%+v, %v", raw, a.err)
 	}
 	if raw := (&PatternFileOptions{}).raw(&a); raw.threshold != -1 || raw.sink_tokens != -1 || raw.window_tokens != -1 {
 		t.Fatalf("%+v", raw)
 	}
-	zeros := (&SessionOptions{NoWindow: true, NoSinks: true, ZeroBeta: true, NoHalo: true, ZeroStreamFraction: true}).raw(&a)
-	if zeros.window_tokens != 0 || zeros.sink_tokens != 0 || zeros.beta != 0 || zeros.halo_tokens != 0 || zeros.stream_fraction != 0 || a.err != nil {
+	flags := SessionOptions{NoWindow: true, NoSinks: true, ZeroBeta: true, NoHalo: true, ZeroStreamFraction: true}
+	zeros := flags.raw(&a)
+	if zeros.window_tokens != 0 || zeros.sink_tokens != 0 || zeros.beta != 0 || zeros.halo_tokens != 0 ||
+		zeros.stream_fraction != 0 || a.err != nil {
 		t.Fatalf("%+v, %v", zeros, a.err)
 	}
-	if raw := (&EngineOptions{NoSpin: true, NoPinning: true}).raw(&a, nil); raw.spin_ns != 0 || raw.pin_threads != 0 || a.err != nil {
+	engine := EngineOptions{NoSpin: true, NoPinning: true}
+	if raw := engine.raw(&a, nil); raw.spin_ns != 0 || raw.pin_threads != 0 || a.err != nil {
 		t.Fatalf("%+v, %v", raw, a.err)
 	}
+}
+
+// Each member of a struct of options has one here.
+func TestOptionsAreComplete(t *testing.T) {
 	for name, options := range map[string]any{
 		"tandem_engine_options": EngineOptions{}, "tandem_layer_options": LayerOptions{}, "tandem_cache_options": CacheOptions{},
 		"tandem_session_options": SessionOptions{}, "tandem_memory_plan": MemoryPlan{}, "tandem_cache_stats": CacheStats{},

@@ -117,7 +117,8 @@ func TestCacheAndSessionOptions(t *testing.T) {
 	refused(t, session(func(o *SessionOptions) { o.Policy = "a\x00" }), ErrInvalidArgument, "policy", "zero byte")
 	refused(t, session(func(o *SessionOptions) { o.WindowTokens = -2 }), ErrInvalidArgument, "window_tokens", "-2")
 	refused(t, session(func(o *SessionOptions) { o.Alpha = nan }), ErrInvalidArgument, "alpha", "nan")
-	refused(t, session(func(o *SessionOptions) { o.NoWindow, o.WindowTokens = true, 5 }), ErrInvalidArgument, "window_tokens", "= 5 with NoWindow")
+	refused(t, session(func(o *SessionOptions) { o.NoWindow, o.WindowTokens = true, 5 }), ErrInvalidArgument, "window_tokens",
+		"= 5 with NoWindow")
 	refused(t, session(func(o *SessionOptions) { o.ZeroBeta, o.Beta = true, 0.5 }), ErrInvalidArgument, "beta", "= 0.5 with ZeroBeta")
 	refused(t, session(func(o *SessionOptions) { o.ZeroStreamFraction = true }), ErrInvalidArgument, "stream_fraction", "0")
 	check(t, session(func(o *SessionOptions) { *o = SessionOptions{Policy: "hgca"} }))

@@ -20,8 +20,8 @@ NUMBERS = {"int32_t": "int32", "int64_t": "int64", "float": "float32", "double":
 
 
 INITIALISMS = {"kv": "KV", "cpu": "CPU", "isa": "ISA"}
-# In the table of a struct whose zero members are defaults, these ask for 0 where the default is another number and 0 is one, too.
-# A member that is not here has Zero before its name.
+# Zero members are defaults. Where the default is another number and 0 has a meaning too, a flag asks for 0; that of a member which
+# is not here has Zero before its name.
 ZEROS = {"window_tokens": "NoWindow", "sink_tokens": "NoSinks", "halo_tokens": "NoHalo"}
 
 
@@ -79,7 +79,8 @@ def table(struct):
     short = camel(struct.name.removeprefix("tandem_").removesuffix("_options"))
     go, raw = short + "Options", f"C.{struct.name}"
     names = {option.name for option in options}
-    lines = ["", f"// {go} is {TITLES[struct.name][0].lower()}{TITLES[struct.name][1:]}. Zero members are defaults.", f"type {go} struct {{"]
+    title = TITLES[struct.name]
+    lines = ["", f"// {go} is {title[0].lower()}{title[1:]}. Zero members are defaults.", f"type {go} struct {{"]
     for i, option in enumerate(options):
         text, of_zero = comments(option, names)
         lines += [""] if i else []

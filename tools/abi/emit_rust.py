@@ -154,7 +154,8 @@ def option_tables(header):
     lines = [HEAD + "//! Options of caches and sessions: `SessionOptions::new().policy(\"hgca\")`.",
              "use crate::dtype::Dtype;", "use crate::error::Result;", "use crate::options::{array, c_text, c_texts, pointer, Rotation};",
              *sorted(f"use crate::{option.struct.removeprefix('tandem_')}::{pointed_type(option)};" for options in tables.values()
-                     for option in options if option.kind == "struct"), "use crate::raw::or_null;", "use std::mem::size_of;", "use tandem_sys as sys;"]
+                     for option in options if option.kind == "struct"), "use crate::raw::or_null;",
+             "use std::mem::size_of;", "use tandem_sys as sys;"]
     for name, options in tables.items():
         struct = header.struct(name)
         rust = camel(name.removeprefix("tandem_"))
@@ -170,8 +171,8 @@ def option_tables(header):
             lines += [f"            {option.name}: {default_of(option)}," for option in options]
             lines += ["        }", "    }", "}", ""]
         lines += ["setters! {", f"    {rust} {{", *(f"        {o.name}: {setter(o)}," for o in options), "    }", "}", ""]
-        lines += [f"impl {rust} {{", "    /// The defaults.", "    #[must_use]", "    pub fn new() -> Self {", "        Self::default()", "    }", "",
-                  *conversion(struct, options), "}"]
+        lines += [f"impl {rust} {{", "    /// The defaults.", "    #[must_use]", "    pub fn new() -> Self {", "        Self::default()",
+                  "    }", "", *conversion(struct, options), "}"]
     return "\n".join(lines) + "\n"
 
 

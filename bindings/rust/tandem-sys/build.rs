@@ -10,8 +10,8 @@ struct Found {
     include_dir: Option<String>, // None: only the library is there
 }
 
-/// The folder with tandem/tandem.h: $TANDEM_INCLUDE_DIR, else beside the library's folder or, where that is one of a multiarch
-/// system (/usr/lib/x86_64-linux-gnu), beside the one above.
+/// The folder with tandem/tandem.h: $TANDEM_INCLUDE_DIR, else beside the library's folder or, where that is one of a
+/// multiarch system (/usr/lib/x86_64-linux-gnu), beside the one above.
 fn include_of(lib_dir: &Path) -> Result<Option<String>, String> {
     let has_header = |folder: &Path| folder.join("tandem/tandem.h").exists();
     if let Ok(named) = env::var("TANDEM_INCLUDE_DIR") {

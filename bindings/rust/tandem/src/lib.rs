@@ -18,14 +18,15 @@
 //!
 //! # Options
 //!
-//! Structs of options have public members and a setter for each: `SessionOptions::new().policy("hgca").window_tokens(512)`. They are
-//! `#[non_exhaustive]`: new members come with new versions, so no program outside of this crate writes them as literals.
+//! Structs of options have public members and a setter for each: `SessionOptions::new().policy("hgca").window_tokens(512)`.
+//! They are `#[non_exhaustive]`: new members come with new versions, so no program outside of this crate writes them as
+//! literals.
 //!
 //! # The library
 //!
-//! `tandem-sys` finds `libtandem.so` when it is built: in `$TANDEM_LIB_DIR`, else through pkg-config. A program (`cargo run`, `cargo
-//! test` too) needs it again when it starts: where the loader does not search that folder, set `LD_LIBRARY_PATH` to it. After an
-//! install to `/usr/local`, `sudo ldconfig` does it once.
+//! `tandem-sys` finds `libtandem.so` when it is built: in `$TANDEM_LIB_DIR`, else through pkg-config. A program (`cargo
+//! run`, `cargo test` too) needs it again when it starts: where the loader does not search that folder, set
+//! `LD_LIBRARY_PATH` to it. After an install to `/usr/local`, `sudo ldconfig` does it once.
 //!
 //! # Threads
 //!
@@ -41,10 +42,10 @@
 //!
 //! # Memory
 //!
-//! Tensors in host memory are borrowed slices whose shape and strides are checked against the slice's length when the view is
-//! made: no safe call reads or writes outside of it. What is in device memory enters through `unsafe` functions
-//! ([`TensorRef::from_raw`], [`TensorMut::from_raw`], [`Attend::on_stream`], [`Session::step_on`], [`Projection::on_device`],
-//! [`Weights::block_on`]).
+//! Tensors in host memory are borrowed slices whose shape and strides are checked against the slice's length when the view
+//! is made: no safe call reads or writes outside of it. What is in device memory enters through `unsafe` functions
+//! ([`TensorRef::from_raw`], [`TensorMut::from_raw`], [`Attend::on_stream`], [`Session::step_on`],
+//! [`Projection::on_device`], [`Weights::block_on`]).
 //!
 //! # Errors
 //!

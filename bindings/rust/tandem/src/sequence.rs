@@ -3,23 +3,23 @@
 use crate::cache::{Cache, SequenceId};
 use crate::error::{Error, Result};
 
-/// A sequence that is dropped in its cache when this value is dropped. A bare [`SequenceId`] is a name that anyone may copy, and its
-/// sequence stays until [`Cache::drop_sequence`] or the end of the cache.
+/// A sequence that is dropped in its cache when this value is dropped. A bare [`SequenceId`] is a name that anyone may copy,
+/// and its sequence stays until [`Cache::drop_sequence`] or the end of the cache.
 ///
-/// Calls take the name: `Attend::new(0, &[sequence.id()], ...)`. A fork has an owner of its own, and pages that two sequences share
-/// stay until neither holds them, so the two may be dropped in any order. The value keeps its cache alive.
+/// Calls take the name: `Attend::new(0, &[sequence.id()], ...)`. A fork has an owner of its own, and pages that two
+/// sequences share stay until neither holds them, so the two may be dropped in any order. The value keeps its cache alive.
 ///
-/// Drop it after the steps that have it, as values declared before a [`Step`](crate::Step) are: a sequence in flight is `Busy`, and
-/// dropping its owner then leaves it in the cache. [`Sequence::close`] tells of that.
+/// Drop it after the steps that have it, as values declared before a [`Step`](crate::Step) are: a sequence in flight is
+/// `Busy`, and dropping its owner then leaves it in the cache. [`Sequence::close`] tells of that.
 ///
 /// ```no_run
 /// # fn f(cache: &tandem::Cache) -> tandem::Result<()> {
 /// let prompt = tandem::Sequence::new(cache)?;
-/// // ... append the prompt ...
+/// // ... append the prompt; all three sequences go at the end of the function
 /// let answers = [prompt.fork()?, prompt.fork()?];
 /// cache.reserve(answers[0].id(), 100)?;
 /// # Ok(())
-/// # } // here all three are dropped
+/// # }
 /// ```
 #[derive(Debug)]
 #[must_use = "the sequence is dropped with its owner"]

@@ -4,11 +4,16 @@
 //! Structs of options are `#[non_exhaustive]`, so that a later version may add members. Other crates cannot write them as
 //! literals then, and call `SessionOptions::new().policy("hgca")`, or assign members.
 
-/// `member: is T` takes a T, `from T` what becomes one, `some T` a T for a member of type `Option<T>`, and `some_from T` what
-/// becomes one.
+/// `member: is T` takes a T, `from T` what becomes one, `some T` a T for a member of type `Option<T>`, and `some_from T`
+/// what becomes one.
 macro_rules! setters {
     ($name:ident { $($member:ident: $kind:ident $type:ty,)+ }) => {
-        impl $name { $(setters!(@ $member $kind $type, concat!("Sets [`", stringify!($member), "`](#structfield.", stringify!($member), ")."));)+ }
+        impl $name {
+            $(setters!(
+                @ $member $kind $type,
+                concat!("Sets [`", stringify!($member), "`](#structfield.", stringify!($member), ").")
+            );)+
+        }
     };
     (@ $member:ident is $type:ty, $doc:expr) => {
         #[doc = $doc]
