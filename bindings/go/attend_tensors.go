@@ -14,7 +14,7 @@ import (
 )
 
 // AttendTensors is attention over K and V that the caller owns: no cache and no session. Tensors of four dimensions are padded, with
-// n_sequences first: sequence i has the first QLens[i] tokens and KvLens[i] keys. Tensors of three are packed: the sequences' tokens
+// n_sequences first: sequence i has the first QLens[i] tokens and KVLens[i] keys. Tensors of three are packed: the sequences' tokens
 // stand one after another. Strides may order tokens and heads either way.
 type AttendTensors struct {
 	Q                   Tensor    // [n_tokens, n_q_heads, k_head_dim]
@@ -24,7 +24,7 @@ type AttendTensors struct {
 	O                   Tensor    // [n_tokens, n_q_heads, v_head_dim], written
 	Lse                 Tensor    // [n_tokens, n_q_heads], f32, written; none: not wanted
 	QLens               []int64   // of each sequence; nil: all, of packed tensors one sequence
-	KvLens              []int64   // likewise
+	KVLens              []int64   // likewise
 	Causal              bool      // the last query of a sequence sees all its keys, each before it one less; not with Mask
 	SlidingWindowTokens int64     // 0: off; else, with Causal, a query sees as many keys, its own the last
 	SmScale             float32   // 0: 1 / sqrt(k_head_dim)
@@ -45,8 +45,8 @@ func (a *AttendTensors) nSequences(function string) (int, error) {
 		n = int(shape[0])
 	case a.QLens != nil:
 		n = len(a.QLens)
-	case a.KvLens != nil:
-		n = len(a.KvLens)
+	case a.KVLens != nil:
+		n = len(a.KVLens)
 	}
 	if n > math.MaxInt32 || n == 0 && len(shape) != 4 {
 		return 0, refuse(function, "n_sequences", "= %d is not from 1 to %d", n, math.MaxInt32)
@@ -72,7 +72,7 @@ func (a *AttendTensors) check(function string) (nSequences int, err error) {
 		n     int
 		must  int
 	}{
-		{"q_lens", a.QLens == nil, len(a.QLens), nSequences}, {"kv_lens", a.KvLens == nil, len(a.KvLens), nSequences},
+		{"q_lens", a.QLens == nil, len(a.QLens), nSequences}, {"kv_lens", a.KVLens == nil, len(a.KVLens), nSequences},
 		{"sinks", a.Sinks == nil, len(a.Sinks), nQHeads}, {"alibi_slopes", a.AlibiSlopes == nil, len(a.AlibiSlopes), nQHeads},
 	}
 	for _, slice := range slices {
@@ -125,7 +125,7 @@ func (e *Engine) attendTensors(a *AttendTensors, cancel *int32) error {
 			l.goOn()
 		}()
 	}
-	result := C.tandem_go_attend_tensors(e.raw(), args, int64s(a.QLens), int64s(a.KvLens), floats(a.Sinks), floats(a.AlibiSlopes),
+	result := C.tandem_go_attend_tensors(e.raw(), args, int64s(a.QLens), int64s(a.KVLens), floats(a.Sinks), floats(a.AlibiSlopes),
 		(*C.int32_t)(cancel), a.Q.at(), a.K.at(), a.V.at(), a.Mask.at(), a.O.at(), a.Lse.at())
 	runtime.KeepAlive(a)
 	return failure(result.status, result.error)

@@ -47,7 +47,7 @@ func TestTensorsOfSeveralSequences(t *testing.T) {
 	// Sequences of 1 and 2 queries, of 40 and 50 keys.
 	attend := func(change func(a *AttendTensors)) []float32 {
 		o := unset(len(q))
-		a := &AttendTensors{Q: heads(q), K: kv(k), V: kv(v), O: heads(o), QLens: []int64{1, 2}, KvLens: []int64{40, 50}}
+		a := &AttendTensors{Q: heads(q), K: kv(k), V: kv(v), O: heads(o), QLens: []int64{1, 2}, KVLens: []int64{40, 50}}
 		change(a)
 		check(t, engine.AttendTensors(a))
 		return o
@@ -80,9 +80,9 @@ func TestTensorsThatAreRefused(t *testing.T) {
 	is(ErrInvalidArgument, "n_sequences", "= 0 is not", func(a *AttendTensors) { a.QLens = []int64{} })
 	is(ErrInvalidArgument, "kv_lens", "NULL with n_sequences = 2", func(a *AttendTensors) { a.QLens = []int64{1, 1} })
 	is(ErrInvalidArgument, "kv_lens", "has 1 values, must have 2", func(a *AttendTensors) {
-		a.QLens, a.KvLens = []int64{1, 1}, []int64{nTensorKeys}
+		a.QLens, a.KVLens = []int64{1, 1}, []int64{nTensorKeys}
 	})
-	is(ErrInvalidArgument, "kv_lens[0]", "-1 is not from 0", func(a *AttendTensors) { a.KvLens = []int64{-1} })
+	is(ErrInvalidArgument, "kv_lens[0]", "-1 is not from 0", func(a *AttendTensors) { a.KVLens = []int64{-1} })
 	is(ErrInvalidArgument, "sinks", "has 7 values, must have 8", func(a *AttendTensors) { a.Sinks = make([]float32, 7) })
 	is(ErrInvalidArgument, "alibi_slopes", "has 0 values", func(a *AttendTensors) { a.AlibiSlopes = []float32{} })
 	is(ErrInvalidArgument, "sm_scale", "-1", func(a *AttendTensors) { a.SmScale = -1 })

@@ -112,7 +112,7 @@ func TestSequencesForkShrinkAndAreRead(t *testing.T) {
 	equal(t, v, joined(w.v[8*kvToken:10*kvToken], w.v[30*kvToken:33*kvToken]))
 	check(t, w.cache.Reserve(fork, 1000))
 	check(t, w.cache.Drop(fork))
-	if stats := must(w.cache.Stats()); stats.NSequences != 1 || stats.HostKvBytes == 0 {
+	if stats := must(w.cache.Stats()); stats.NSequences != 1 || stats.HostKVBytes == 0 {
 		t.Fatalf("%+v", stats)
 	}
 }
@@ -300,7 +300,7 @@ func TestPlansAndCapabilities(t *testing.T) {
 	options := CacheOptions{KType: F32, PageTokens: 16}
 	plan, err := w.engine.PlanMemory(w.model, &options, nil, n)
 	check(t, err)
-	if bytes := must(w.cache.Stats()).HostKvBytes; plan.HostKvBytes != bytes || plan.KvTokenBytes != 2*2*4*kvToken {
+	if bytes := must(w.cache.Stats()).HostKVBytes; plan.HostKVBytes != bytes || plan.KVTokenBytes != 2*2*4*kvToken {
 		t.Fatalf("%+v, in use are %d", plan, bytes)
 	}
 	if report := must(plan.Report()); !strings.HasPrefix(report, `{"`) || !strings.HasSuffix(strings.TrimSpace(report), "}") {
@@ -308,7 +308,7 @@ func TestPlansAndCapabilities(t *testing.T) {
 	}
 	options.HostCapBytes = 1 << 20
 	plan, err = w.engine.PlanMemory(w.model, &options, nil, 1<<20)
-	if !errors.Is(err, ErrCapacity) || plan.HostKvBytes <= 1<<20 {
+	if !errors.Is(err, ErrCapacity) || plan.HostKVBytes <= 1<<20 {
 		t.Fatalf("%v, %+v", err, plan)
 	}
 	l := layer()
@@ -321,13 +321,13 @@ func TestPlansAndCapabilities(t *testing.T) {
 	}
 	equal(t, PolicyNames(), []string{"all", "streaming", "hgca", "hip", "patterns"})
 	available := 0
-	for _, name := range CpuIsaNames() {
-		if CpuIsaAvailable(name) {
+	for _, name := range CPUISANames() {
+		if CPUISAAvailable(name) {
 			available++
 		}
 	}
-	if available == 0 || CpuIsaAvailable("z80") || CpuIsaAvailable("av\x00x2") {
-		t.Fatalf("%d of %v", available, CpuIsaNames())
+	if available == 0 || CPUISAAvailable("z80") || CPUISAAvailable("av\x00x2") {
+		t.Fatalf("%d of %v", available, CPUISANames())
 	}
 	for i, name := range []string{"Dtype(0)", "f32", "f16", "bf16", "e4m3", "q8_0", "q4_0", "q4_64", "Dtype(8)"} {
 		if dtype := Dtype(i); dtype.String() != name {
@@ -369,19 +369,40 @@ func TestStreamingHeadsSeeSinksAndWindow(t *testing.T) {
 	}
 }
 
-// What the library's functions fill in is what options say, and each member of a struct of options has one here.
+// Members whose default is not 0, where 0 means something.
+var flagsOfZero = map[string]string{"spin_ns": "NoSpin", "window_tokens": "NoWindow", "sink_tokens": "NoSinks", "beta": "ZeroBeta",
+	"halo_tokens": "NoHalo", "stream_fraction": "ZeroStreamFraction", "threshold": "ZeroThreshold"}
+
+// What the library's functions fill in is what options say.
 func TestOptionsAreTheLibrarys(t *testing.T) {
 	var a arena
 	defer a.free()
-	engine, session := DefaultEngineOptions(), DefaultSessionOptions()
 	var none *EngineOptions
-	if raw := engine.raw(&a, nil); !reflect.DeepEqual(raw, none.raw(&a, nil)) {
+	if raw := (&EngineOptions{}).raw(&a, nil); !reflect.DeepEqual(raw, none.raw(&a, nil)) {
 		t.Fatalf("%+v", raw)
 	}
-	raw := session.raw(&a)
-	if raw.window_tokens != -1 || raw.sink_tokens != -1 || raw.beta != -1 || raw.halo_tokens != -1 || a.err != nil {
+	raw := (&SessionOptions{}).raw(&a)
+	if raw.window_tokens != -1 || raw.sink_tokens != -1 || raw.beta != -1 || raw.halo_tokens != -1 ||
+		raw.stream_fraction != -1 || a.err != nil {
 		t.Fatalf("%+v, %v", raw, a.err)
 	}
+	if raw := (&PatternFileOptions{}).raw(&a); raw.threshold != -1 || raw.sink_tokens != -1 || raw.window_tokens != -1 {
+		t.Fatalf("%+v", raw)
+	}
+	flags := SessionOptions{NoWindow: true, NoSinks: true, ZeroBeta: true, NoHalo: true, ZeroStreamFraction: true}
+	zeros := flags.raw(&a)
+	if zeros.window_tokens != 0 || zeros.sink_tokens != 0 || zeros.beta != 0 || zeros.halo_tokens != 0 ||
+		zeros.stream_fraction != 0 || a.err != nil {
+		t.Fatalf("%+v, %v", zeros, a.err)
+	}
+	engine := EngineOptions{NoSpin: true, NoPinning: true}
+	if raw := engine.raw(&a, nil); raw.spin_ns != 0 || raw.pin_threads != 0 || a.err != nil {
+		t.Fatalf("%+v, %v", raw, a.err)
+	}
+}
+
+// Each member of a struct of options has one here.
+func TestOptionsAreComplete(t *testing.T) {
 	for name, options := range map[string]any{
 		"tandem_engine_options": EngineOptions{}, "tandem_layer_options": LayerOptions{}, "tandem_cache_options": CacheOptions{},
 		"tandem_session_options": SessionOptions{}, "tandem_memory_plan": MemoryPlan{}, "tandem_cache_stats": CacheStats{},
@@ -395,17 +416,18 @@ func TestOptionsAreTheLibrarys(t *testing.T) {
 			switch member.Name {
 			case "struct_size", "reserved", "free", "alloc_user", "log_user", "n_streaming_heads", "n_layer_policies",
 				"n_decode", "n_append", "n_stages":
-			case "sink_tokens":
-				expected = append(expected, "SinkTokens")
-				if name == "tandem_pruning_record" {
-					expected = append(expected, "NoSinks")
-				}
+			case "pin_threads":
+				expected = append(expected, "NoPinning")
 			case "device_type": // of the projection's tensors
 			case "run", "run_user": // Go's functions are slow and unsafe to call on threads of others
 			case "alloc":
 				expected = append(expected, "Allocator")
 			default:
 				expected = append(expected, camel(member.Name))
+			}
+			if flag, found := flagsOfZero[member.Name]; found && !(flag == "NoWindow" && name != "tandem_session_options") &&
+				!strings.HasSuffix(name, "_pattern") {
+				expected = append(expected, flag)
 			}
 		}
 		for _, field := range reflect.VisibleFields(reflect.TypeOf(options)) {
@@ -423,7 +445,12 @@ func TestOptionsAreTheLibrarys(t *testing.T) {
 func camel(name string) string {
 	out := ""
 	for _, word := range strings.Split(name, "_") {
-		out += strings.ToUpper(word[:1]) + word[1:]
+		switch word {
+		case "cpu", "isa", "kv":
+			out += strings.ToUpper(word)
+		default:
+			out += strings.ToUpper(word[:1]) + word[1:]
+		}
 	}
 	return out
 }

@@ -244,7 +244,7 @@ func (c *Cache) Stats() (CacheStats, error) {
 		NSequences:         int64(raw.n_sequences),
 		NPagesUsed:         int64(raw.n_pages_used),
 		NPagesShared:       int64(raw.n_pages_shared),
-		HostKvBytes:        int64(raw.host_kv_bytes),
+		HostKVBytes:        int64(raw.host_kv_bytes),
 		HostSessionBytes:   int64(raw.host_session_bytes),
 		SelectionBytes:     int64(raw.selection_bytes),
 		HostPeakBytes:      int64(raw.host_peak_bytes),

@@ -126,10 +126,10 @@ func TestHiddenStatesStayWithTheirTokens(t *testing.T) {
 	sequence, session := must(cache.CreateSequence()), must(NewSession(cache, nil))
 	x := shortNumbers(11*hiddenDim, 4)
 	k, v := p.of(x)
-	const firstX, firstKv = 10 * hiddenDim, 10 * kvToken
-	check(t, cache.AppendX(sequence, 0, kv(k[:firstKv]), kv(v[:firstKv]), hidden(x[:firstX])))
+	const firstX, firstKV = 10 * hiddenDim, 10 * kvToken
+	check(t, cache.AppendX(sequence, 0, kv(k[:firstKV]), kv(v[:firstKV]), hidden(x[:firstX])))
 	q, o := numbers(qToken, 3), unset(qToken)
-	args := Attend{Sequences: []SequenceID{sequence}, QLens: []int64{1}, Q: heads(q), K: kv(k[firstKv:]), V: kv(v[firstKv:]), O: heads(o)}
+	args := Attend{Sequences: []SequenceID{sequence}, QLens: []int64{1}, Q: heads(q), K: kv(k[firstKV:]), V: kv(v[firstKV:]), O: heads(o)}
 	refused(t, session.Attend(&args), ErrInvalidArgument, "x", "x = NULL")
 	args.X = hidden(x[firstX:])
 	check(t, session.Attend(&args))
@@ -234,9 +234,7 @@ type rebuilt struct {
 }
 
 func rebuildOptions() *SessionOptions {
-	options := DefaultSessionOptions()
-	options.WindowTokens, options.Route = 64, "recompute"
-	return &options
+	return &SessionOptions{WindowTokens: 64, Route: "recompute"}
 }
 
 func newRebuilt(t *testing.T, engine *Engine, p *projected) *rebuilt {
@@ -245,8 +243,8 @@ func newRebuilt(t *testing.T, engine *Engine, p *projected) *rebuilt {
 	const n, window = 301, 64
 	x := shortNumbers(n*hiddenDim, 4)
 	k, v := p.of(x)
-	const lastX, lastKv = (n - 1) * hiddenDim, (n - 1) * kvToken
-	storedK, storedV := joined(k[:lastKv]), joined(v[:lastKv])
+	const lastX, lastKV = (n - 1) * hiddenDim, (n - 1) * kvToken
+	storedK, storedV := joined(k[:lastKV]), joined(v[:lastKV])
 	for i := 0; i < (n-1-window-8)*kvToken; i++ {
 		storedK[i], storedV[i] = nan, nan
 	}
@@ -254,7 +252,7 @@ func newRebuilt(t *testing.T, engine *Engine, p *projected) *rebuilt {
 	r.session = must(NewSession(r.cache, rebuildOptions()))
 	t.Cleanup(func() { r.session.Close() })
 	q := numbers(qToken, 3)
-	r.at = onDevice(t, engine, q, k[lastKv:], v[lastKv:], x[lastX:], unset(qToken))
+	r.at = onDevice(t, engine, q, k[lastKV:], v[lastKV:], x[lastX:], unset(qToken))
 	r.expected, _ = reference(q, k, v)
 	return r
 }
@@ -287,9 +285,7 @@ func TestKeysAreNamedInDeviceMemory(t *testing.T) {
 		bits[i] = math.Float32frombits(uint32(key))
 	}
 	at := onDevice(t, w.engine, q, bits, unset(qToken))
-	options := DefaultSessionOptions()
-	options.WindowTokens = 64
-	session := must(NewSession(w.cache, &options))
+	session := must(NewSession(w.cache, &SessionOptions{WindowTokens: 64}))
 	defer session.Close()
 	check(t, session.Attend(&Attend{Sequences: []SequenceID{w.sequence}, QLens: []int64{1}, Q: OnDevice(F32, 0, at[0], 1, qHeads, dim),
 		O: OnDevice(F32, 0, at[2], 1, qHeads, dim), Selection: &Selection{Idx: OnDevice(I32, 0, at[1], 1, kvHeads, 3)}}))
@@ -351,9 +347,7 @@ func TestKeysAreMadeByOffloadedWeights(t *testing.T) {
 func TestPlansOfCalls(t *testing.T) {
 	m := openModule(t)
 	w := newWorldOn(t, m.engine(t), 300, 1)
-	options := DefaultSessionOptions()
-	options.WindowTokens, options.Route = 64, "stream"
-	session := must(NewSession(w.cache, &options))
+	session := must(NewSession(w.cache, &SessionOptions{WindowTokens: 64, Route: "stream"}))
 	defer session.Close()
 	plan := must(session.Plan(0, []int64{100_000}, []int64{1}))
 	if plan.StreamTokens <= 0 || plan.HostTokens != 0 || plan.ResidentTokens+plan.StreamTokens != 100_000 {
@@ -458,7 +452,7 @@ func TestWhatADeviceAnswers(t *testing.T) {
 		t.Skip("takes the stand-in")
 	}
 	engine := m.engine(t)
-	for _, code := range []Code{ErrIo, ErrCorrupt, ErrSystem, ErrInternal, ErrOutOfMemory} {
+	for _, code := range []Code{ErrIO, ErrCorrupt, ErrSystem, ErrInternal, ErrOutOfMemory} {
 		m.FailCreateEvent(int32(code))
 		_, err := NewWeights(engine, nil, make([]byte, 1000))
 		var e *Error

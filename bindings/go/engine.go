@@ -10,6 +10,9 @@
 // alive and a cache its engine and model. A closed object refuses calls with ErrInvalidHandle, and one that nobody closed goes
 // when the garbage collector finds it.
 //
+// Options: zero members are defaults. Where 0 is a value of its own and another number the default, a flag asks for it: NoWindow,
+// ZeroBeta.
+//
 // Goroutines: Engine, Model, Cache and Weights may be used by any of them at any time. A Session does one call at a time: further
 // ones wait. What belongs together, the calls of a step, is for the caller to keep together. Close may come while calls are under
 // way; what they use goes when they return.
@@ -40,7 +43,7 @@ type Engine struct {
 	handle *handle
 }
 
-// NewEngine starts the CPU pool and loads the device backend if one is named. nil: defaults. Errors: ErrNotFound (CpuIsa),
+// NewEngine starts the CPU pool and loads the device backend if one is named. nil: defaults. Errors: ErrNotFound (CPUISA),
 // ErrBackend, ErrSystem (a thread could not be started), ErrOutOfMemory, ErrInvalidArgument.
 func NewEngine(options *EngineOptions) (*Engine, error) {
 	if err := checkABI(); err != nil {
@@ -218,13 +221,13 @@ func PolicyNames() []string {
 	return names(func(idx C.int32_t) *C.char { return C.tandem_policy_name(idx) })
 }
 
-// CpuIsaNames lists the instruction sets of this build, best first.
-func CpuIsaNames() []string {
+// CPUISANames lists the instruction sets of this build, best first.
+func CPUISANames() []string {
 	return names(func(idx C.int32_t) *C.char { return C.tandem_cpu_isa_name(idx) })
 }
 
-// CpuIsaAvailable says whether this processor has that instruction set.
-func CpuIsaAvailable(name string) bool {
+// CPUISAAvailable says whether this processor has that instruction set.
+func CPUISAAvailable(name string) bool {
 	var a arena
 	defer a.free()
 	text := a.text("name", name)

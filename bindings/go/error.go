@@ -29,7 +29,7 @@ const (
 	ErrTimeout         Code = C.TANDEM_ERROR_TIMEOUT          // the given time has passed
 	ErrDeviceLost      Code = C.TANDEM_ERROR_DEVICE_LOST      // the device failed for good; the host store is complete
 	ErrBackend         Code = C.TANDEM_ERROR_BACKEND          // a requested backend module could not be used
-	ErrIo              Code = C.TANDEM_ERROR_IO               // a file operation failed
+	ErrIO              Code = C.TANDEM_ERROR_IO               // a file operation failed
 	ErrCorrupt         Code = C.TANDEM_ERROR_CORRUPT          // a file or a buffer is not what it claims to be
 	ErrSystem          Code = C.TANDEM_ERROR_SYSTEM           // the system refused something other than memory
 	ErrInternal        Code = C.TANDEM_ERROR_INTERNAL         // a bug in Tandem

@@ -3,7 +3,7 @@
 package tandem
 
 /* Bad input: code, field and a message that says the value. Each code that can be provoked without a device; not here, but for
- * what errors.Is makes of them: ErrIo and ErrCorrupt, which no call returns yet, ErrDeviceLost, ErrInternal. */
+ * what errors.Is makes of them: ErrIO and ErrCorrupt, which no call returns yet, ErrDeviceLost, ErrInternal. */
 
 import (
 	"errors"
@@ -22,7 +22,7 @@ var codes = map[Code]string{
 	ErrInvalidArgument: "INVALID_ARGUMENT", ErrInvalidHandle: "INVALID_HANDLE", ErrInvalidState: "INVALID_STATE",
 	ErrUnsupported: "UNSUPPORTED", ErrOutOfMemory: "OUT_OF_MEMORY", ErrCapacity: "CAPACITY", ErrBusy: "BUSY",
 	ErrNotFound: "NOT_FOUND", ErrCancelled: "CANCELLED", ErrTimeout: "TIMEOUT", ErrDeviceLost: "DEVICE_LOST",
-	ErrBackend: "BACKEND", ErrIo: "IO", ErrCorrupt: "CORRUPT", ErrSystem: "SYSTEM", ErrInternal: "INTERNAL",
+	ErrBackend: "BACKEND", ErrIO: "IO", ErrCorrupt: "CORRUPT", ErrSystem: "SYSTEM", ErrInternal: "INTERNAL",
 }
 
 func TestEveryCodeIsASentinel(t *testing.T) {
@@ -53,18 +53,19 @@ func TestEveryCodeIsASentinel(t *testing.T) {
 
 func TestEngineOptions(t *testing.T) {
 	with := func(change func(*EngineOptions)) error {
-		options := DefaultEngineOptions()
+		options := EngineOptions{}
 		change(&options)
 		_, err := NewEngine(&options)
 		return err
 	}
 	refused(t, with(func(o *EngineOptions) { o.NThreads = -1 }), ErrInvalidArgument, "n_threads", "-1")
 	refused(t, with(func(o *EngineOptions) { o.MatmulRows = -3 }), ErrInvalidArgument, "matmul_rows", "-3")
-	refused(t, with(func(o *EngineOptions) { o.CpuIsa = "z80" }), ErrNotFound, "cpu_isa", "z80")
-	refused(t, with(func(o *EngineOptions) { o.CpuIsa = "a\x00b" }), ErrInvalidArgument, "cpu_isa", "zero byte")
+	refused(t, with(func(o *EngineOptions) { o.CPUISA = "z80" }), ErrNotFound, "cpu_isa", "z80")
+	refused(t, with(func(o *EngineOptions) { o.CPUISA = "a\x00b" }), ErrInvalidArgument, "cpu_isa", "zero byte")
 	refused(t, with(func(o *EngineOptions) { o.Backend = "abacus" }), ErrBackend, "backend", "abacus")
 	refused(t, with(func(o *EngineOptions) { o.BackendPath = "/x" }), ErrInvalidArgument, "backend_path", "/x")
-	refused(t, with(func(o *EngineOptions) { *o = EngineOptions{} }), ErrInvalidArgument, "struct_size", "DefaultEngineOptions")
+	refused(t, with(func(o *EngineOptions) { o.NoSpin, o.SpinNs = true, 7 }), ErrInvalidArgument, "spin_ns", "= 7 with NoSpin")
+	check(t, with(func(o *EngineOptions) { *o = EngineOptions{} }))
 }
 
 func TestModelOptions(t *testing.T) {
@@ -76,7 +77,7 @@ func TestModelOptions(t *testing.T) {
 	}
 	_, err := NewModel()
 	refused(t, err, ErrInvalidArgument, "n_layers", "0")
-	refused(t, with(func(o *LayerOptions) { o.NKvHeads = 3 }), ErrInvalidArgument, "layers[1].n_q_heads", "8")
+	refused(t, with(func(o *LayerOptions) { o.NKVHeads = 3 }), ErrInvalidArgument, "layers[1].n_q_heads", "8")
 	refused(t, with(func(o *LayerOptions) { o.KHeadDim = 65 }), ErrUnsupported, "layers[1].k_head_dim", "65")
 	refused(t, with(func(o *LayerOptions) { o.Sinks = make([]float32, 7) }), ErrInvalidArgument, "sinks", "has 7 values, must have n_q_heads = 8")
 	refused(t, with(func(o *LayerOptions) { o.RopeInvFreq = make([]float32, 31) }), ErrInvalidArgument, "rope_inv_freq", "rope_dims / 2 = 32")
@@ -106,7 +107,7 @@ func TestCacheAndSessionOptions(t *testing.T) {
 	refused(t, cache(CacheOptions{LayerKTypes: []Dtype{F16, Q4_64}}), ErrUnsupported, "layer_k_types[1]", "q4_64")
 
 	session := func(change func(*SessionOptions)) error {
-		options := DefaultSessionOptions()
+		options := SessionOptions{}
 		change(&options)
 		_, err := NewSession(w.cache, &options)
 		return err
@@ -116,7 +117,11 @@ func TestCacheAndSessionOptions(t *testing.T) {
 	refused(t, session(func(o *SessionOptions) { o.Policy = "a\x00" }), ErrInvalidArgument, "policy", "zero byte")
 	refused(t, session(func(o *SessionOptions) { o.WindowTokens = -2 }), ErrInvalidArgument, "window_tokens", "-2")
 	refused(t, session(func(o *SessionOptions) { o.Alpha = nan }), ErrInvalidArgument, "alpha", "nan")
-	refused(t, session(func(o *SessionOptions) { *o = SessionOptions{Policy: "all"} }), ErrInvalidArgument, "struct_size", "DefaultSessionOptions")
+	refused(t, session(func(o *SessionOptions) { o.NoWindow, o.WindowTokens = true, 5 }), ErrInvalidArgument, "window_tokens",
+		"= 5 with NoWindow")
+	refused(t, session(func(o *SessionOptions) { o.ZeroBeta, o.Beta = true, 0.5 }), ErrInvalidArgument, "beta", "= 0.5 with ZeroBeta")
+	refused(t, session(func(o *SessionOptions) { o.ZeroStreamFraction = true }), ErrInvalidArgument, "stream_fraction", "0")
+	check(t, session(func(o *SessionOptions) { *o = SessionOptions{Policy: "hgca"} }))
 }
 
 func TestSequences(t *testing.T) {
@@ -329,9 +334,7 @@ func TestThreadsThatCannotBeStarted(t *testing.T) {
 	must(fmt.Sscan(statm[0], &pages))
 	limit := pages*uint64(os.Getpagesize()) + 512<<20
 	check(t, syscall.Setrlimit(syscall.RLIMIT_AS, &syscall.Rlimit{Cur: limit, Max: limit}))
-	options := DefaultEngineOptions()
-	options.NThreads = 1000
-	_, err := NewEngine(&options)
+	_, err := NewEngine(&EngineOptions{NThreads: 1000})
 	var e *Error
 	if !errors.As(err, &e) || e.Code != ErrSystem || e.Underlying != int64(syscall.EAGAIN) {
 		t.Fatalf("%+v", err)

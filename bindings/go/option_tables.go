@@ -58,10 +58,8 @@ func (o *CacheOptions) raw(a *arena, nLayers int) *C.tandem_cache_options {
 	return &raw
 }
 
-// SessionOptions is how a cache is attended. It begins as DefaultSessionOptions(): zero has a meaning of its own in some members.
+// SessionOptions is how a cache is attended. Zero members are defaults.
 type SessionOptions struct {
-	structSize uint32
-
 	// True: a step without a stream does not keep the CPU workers awake between its calls; each call wakes them, and they spin
 	// for spin_ns after it. For programs whose own threads compute on the same cores in between, as PyTorch's do. false: they
 	// spin from the step's begin to its end.
@@ -74,21 +72,33 @@ type SessionOptions struct {
 	// best left to "all".
 	LayerPolicies []string
 
-	// Newest tokens, always attended, resident on the device; -1: 4096; 0: none. Under "hip" it says where keys are and
-	// nothing else: calls on device tensors want it as long as their sequences become.
+	// Newest tokens, always attended, resident on the device; 0: 4096. Under "hip" it says where keys are and nothing else:
+	// calls on device tensors want it as long as their sequences become.
 	WindowTokens int64
 
-	// First tokens, always attended; -1: 64; 0: none.
+	// True: none. WindowTokens is 0.
+	NoWindow bool
+
+	// First tokens, always attended; 0: 64.
 	SinkTokens int64
+
+	// True: none. SinkTokens is 0.
+	NoSinks bool
 
 	// MAW factor in (0, 1]; 0: 0.3.
 	Alpha float32
 
-	// MAW threshold factor, >= 0; -1: 1.
+	// MAW threshold factor, >= 0; 0: 1.
 	Beta float32
 
-	// Keys kept after a strongly attended one; -1: 128; 0: none, the rule of the paper alone.
+	// True: Beta is 0, not its default.
+	ZeroBeta bool
+
+	// Keys kept after a strongly attended one; 0: 128.
 	HaloTokens int64
+
+	// True: none, the rule of the paper alone. HaloTokens is 0.
+	NoHalo bool
 
 	// Default: "auto"; or "host", "stream", "host+stream", "recompute": who computes over these, for device tensors.
 	Route string
@@ -96,8 +106,11 @@ type SessionOptions struct {
 	// Each of the buffers that keys, or hidden states in 16 bits, go through; 0: 16 MiB.
 	StreamBufferBytes int64
 
-	// Share of these keys that crosses the bus, 0 to 1; with route "host+stream" and not without it; -1: not given.
+	// Share of these keys that crosses the bus, 0 to 1; with route "host+stream" and not without it; 0: not given.
 	StreamFraction float64
+
+	// True: StreamFraction is 0, not its default.
+	ZeroStreamFraction bool
 
 	// Most tokens of an append that are attended together, and 32768 at most, in layers of policy "hip" 2048; 0: 16384, and
 	// memory plans have room for single queries alone, else, whatever the route, for appends of so many tokens.
@@ -126,37 +139,23 @@ type SessionOptions struct {
 	Patterns *Patterns
 }
 
-// DefaultSessionOptions gives the library's defaults.
-func DefaultSessionOptions() SessionOptions {
-	var raw C.tandem_session_options
-	C.tandem_session_options_init(&raw)
-	o := SessionOptions{structSize: uint32(raw.struct_size)}
-	o.WindowTokens = int64(raw.window_tokens)
-	o.SinkTokens = int64(raw.sink_tokens)
-	o.Beta = float32(raw.beta)
-	o.HaloTokens = int64(raw.halo_tokens)
-	o.StreamFraction = float64(raw.stream_fraction)
-	return o
-}
-
 func (o *SessionOptions) raw(a *arena) *C.tandem_session_options {
 	if o == nil {
 		return nil
 	}
-	a.initialised(o.structSize, "Session")
 	var raw C.tandem_session_options
 	C.tandem_session_options_init(&raw)
 	raw.sleep_between_calls = flag(o.SleepBetweenCalls)
 	raw.policy = a.text("policy", o.Policy)
 	raw.layer_policies, raw.n_layer_policies = a.texts("layer_policies", o.LayerPolicies)
-	raw.window_tokens = C.int64_t(o.WindowTokens)
-	raw.sink_tokens = C.int64_t(o.SinkTokens)
+	given(a, &raw.window_tokens, o.WindowTokens, "window_tokens", o.NoWindow, "NoWindow")
+	given(a, &raw.sink_tokens, o.SinkTokens, "sink_tokens", o.NoSinks, "NoSinks")
 	raw.alpha = C.float(o.Alpha)
-	raw.beta = C.float(o.Beta)
-	raw.halo_tokens = C.int64_t(o.HaloTokens)
+	given(a, &raw.beta, o.Beta, "beta", o.ZeroBeta, "ZeroBeta")
+	given(a, &raw.halo_tokens, o.HaloTokens, "halo_tokens", o.NoHalo, "NoHalo")
 	raw.route = a.text("route", o.Route)
 	raw.stream_buffer_bytes = C.int64_t(o.StreamBufferBytes)
-	raw.stream_fraction = C.double(o.StreamFraction)
+	given(a, &raw.stream_fraction, o.StreamFraction, "stream_fraction", o.ZeroStreamFraction, "ZeroStreamFraction")
 	raw.append_tokens = C.int64_t(o.AppendTokens)
 	raw.stream_heads = C.int64_t(o.StreamHeads)
 	raw.recompute_share = C.double(o.RecomputeShare)

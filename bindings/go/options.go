@@ -23,24 +23,24 @@ const (
 	RotationNone     int32 = C.TANDEM_ROTATION_NONE
 )
 
-// EngineOptions is how an engine is made. It begins as DefaultEngineOptions(): zero has a meaning of its own in some members.
+// EngineOptions is how an engine is made. Zero members are defaults.
 type EngineOptions struct {
-	structSize  uint32
 	NThreads    int32      // CPU workers, the calling thread included; 0: affinity mask and cgroup quota decide
-	CpuIsa      string     // "amx", "avx3", "avx2", ...: exactly this one; "": $TANDEM_CPU_ISA, else the best
+	CPUISA      string     // "amx", "avx3", "avx2", ...: exactly this one; "": $TANDEM_CPU_ISA, else the best
 	Backend     string     // device backend, "cuda"; "": none, the CPU does every part
 	BackendPath string     // absolute path of its file, the only one tried
 	Allocator   *Allocator // host memory of caches and sessions; nil: huge-page-friendly mappings
 	Log         Log        // nil: silent
-	SpinNs      int64      // how long idle workers spin before they sleep; -1: default (50 us); 0: never
-	PinThreads  int32      // -1: default (1): bind each worker to a core; 0: leave to the system
+	SpinNs      int64      // how long idle workers spin before they sleep; 0: 50 us
+	NoSpin      bool       // they sleep at once; SpinNs is 0
+	NoPinning   bool       // true: the system places workers; false: each is bound to a core
 	MatmulRows  int32      // query rows of a KV head from which a call goes through matrix products; 0: where they are faster
 }
 
 // LayerOptions is the geometry of one layer. Zero members are defaults.
 type LayerOptions struct {
-	NQHeads             int32     // a multiple of NKvHeads
-	NKvHeads            int32     // = NQHeads: MHA; 1: MQA
+	NQHeads             int32     // a multiple of NKVHeads
+	NKVHeads            int32     // = NQHeads: MHA; 1: MQA
 	KHeadDim            int32     // 64, 80, 96, 112, 128, 192, 256; 576 with VHeadDim 512 that aliases it (MLA)
 	VHeadDim            int32     // 0: KHeadDim
 	VAliasesK           bool      // V is the first VHeadDim dims of K, stored and read once
@@ -56,17 +56,6 @@ type LayerOptions struct {
 	RopeAttnFactor      float64   // 0: 1
 
 	Projection *Projection // nil: K and V are not to be made of hidden states
-}
-
-// DefaultEngineOptions gives the library's defaults.
-func DefaultEngineOptions() EngineOptions {
-	var raw C.tandem_engine_options
-	C.tandem_engine_options_init(&raw)
-	return EngineOptions{
-		structSize: uint32(raw.struct_size),
-		SpinNs:     int64(raw.spin_ns),
-		PinThreads: int32(raw.pin_threads),
-	}
 }
 
 // arena is C memory for the time of a call: texts and arrays that structs of options point to. Its first error stays.
@@ -156,9 +145,17 @@ func flag(is bool) C.int32_t {
 	return 0
 }
 
-func (a *arena) initialised(structSize uint32, name string) {
-	if structSize == 0 {
-		a.refuse("struct_size", "= 0: %sOptions begin as Default%sOptions()", name, name)
+type number interface {
+	~int32 | ~int64 | ~float32 | ~float64
+}
+
+// given sets a member whose default, which it has, is not 0: to a value that is not 0, or to 0 where its flag asks for that.
+func given[R, V number](a *arena, raw *R, value V, field string, zero bool, flag string) {
+	if zero && value != 0 {
+		a.refuse(field, "= %v with %s", value, flag)
+	}
+	if zero || value != 0 {
+		*raw = R(value)
 	}
 }
 
@@ -168,13 +165,14 @@ func (o *EngineOptions) raw(a *arena, log *logEntry) C.tandem_engine_options {
 	if o == nil {
 		return raw
 	}
-	a.initialised(o.structSize, "Engine")
 	raw.n_threads = C.int32_t(o.NThreads)
-	raw.cpu_isa = a.text("cpu_isa", o.CpuIsa)
+	raw.cpu_isa = a.text("cpu_isa", o.CPUISA)
 	raw.backend = a.text("backend", o.Backend)
 	raw.backend_path = a.text("backend_path", o.BackendPath)
-	raw.spin_ns = C.int64_t(o.SpinNs)
-	raw.pin_threads = C.int32_t(o.PinThreads)
+	given(a, &raw.spin_ns, o.SpinNs, "spin_ns", o.NoSpin, "NoSpin")
+	if o.NoPinning {
+		raw.pin_threads = 0
+	}
 	raw.matmul_rows = C.int32_t(o.MatmulRows)
 	if o.Allocator != nil {
 		C.tandem_go_set_allocator(&raw, C.uintptr_t(o.Allocator.number))
@@ -193,7 +191,7 @@ func (o *LayerOptions) raw(a *arena) C.tandem_layer_options {
 		ropeDims = o.KHeadDim
 	}
 	raw.n_q_heads = C.int32_t(o.NQHeads)
-	raw.n_kv_heads = C.int32_t(o.NKvHeads)
+	raw.n_kv_heads = C.int32_t(o.NKVHeads)
 	raw.k_head_dim = C.int32_t(o.KHeadDim)
 	raw.v_head_dim = C.int32_t(o.VHeadDim)
 	if o.VAliasesK {

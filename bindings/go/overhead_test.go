@@ -44,9 +44,7 @@ func (m *overhead) fromC(n int) int32 {
 
 // newOverhead has compared the answers.
 func newOverhead(t testing.TB) *overhead {
-	options := DefaultEngineOptions()
-	options.NThreads = 1
-	w := newWorldOn(t, must(NewEngine(&options)), keys, 1)
+	w := newWorldOn(t, must(NewEngine(&EngineOptions{NThreads: 1})), keys, 1)
 	m := &overhead{w.session(t, "all"), []SequenceID{w.sequence}, []int64{1}, numbers(qToken, 3), unset(qToken), unset(qToken)}
 	check(t, m.fromGo(1))
 	if status := m.fromC(1); status != 0 {

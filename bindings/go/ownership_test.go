@@ -211,9 +211,7 @@ func inBackground() bool {
 
 // evicting is a session that has something to copy with every token: beta = 0 keeps every key.
 func evicting(w *world) *Session {
-	options := DefaultSessionOptions()
-	options.Policy, options.WindowTokens, options.SinkTokens, options.Beta = "hgca", 16, 0, 0
-	return must(NewSession(w.cache, &options))
+	return must(NewSession(w.cache, &SessionOptions{Policy: "hgca", WindowTokens: 16, NoSinks: true, ZeroBeta: true}))
 }
 
 func appendOne(t testing.TB, session *Session, sequence SequenceID) {

@@ -43,27 +43,14 @@ type Patterns struct {
 	MaxDistance int64
 }
 
-// PatternFileOptions is how a file of head patterns is read. It begins as DefaultPatternFileOptions(): zero has a meaning of its own
-// in some members.
+// PatternFileOptions is how a file of head patterns is read. Zero members are defaults.
 type PatternFileOptions struct {
-	structSize   uint32
-	GroupSize    int64   // query heads of a KV head, for files of gates; 0: 1
-	Threshold    float64 // gates from this on are of PatternFull heads; -1: the median of the file's gates
-	SinkTokens   int64   // of the other heads; -1: 128
-	WindowTokens int64   // likewise; -1: 256
-}
-
-// DefaultPatternFileOptions gives the library's defaults.
-func DefaultPatternFileOptions() PatternFileOptions {
-	var raw C.tandem_pattern_file_options
-	C.tandem_pattern_file_options_init(&raw)
-	return PatternFileOptions{
-		structSize:   uint32(raw.struct_size),
-		GroupSize:    int64(raw.group_size),
-		Threshold:    float64(raw.threshold),
-		SinkTokens:   int64(raw.sink_tokens),
-		WindowTokens: int64(raw.window_tokens),
-	}
+	GroupSize     int64   // query heads of a KV head, for files of gates; 0: 1
+	Threshold     float64 // gates from this on are of PatternFull heads; 0: the median of the file's gates
+	ZeroThreshold bool    // all gates are; Threshold is 0
+	SinkTokens    int64   // of the other heads; 0: 128
+	NoSinks       bool    // they have no first tokens; SinkTokens is 0
+	WindowTokens  int64   // likewise; 0: 256
 }
 
 func (o *PatternFileOptions) raw(a *arena) C.tandem_pattern_file_options {
@@ -72,15 +59,16 @@ func (o *PatternFileOptions) raw(a *arena) C.tandem_pattern_file_options {
 	if o == nil {
 		return raw
 	}
-	a.initialised(o.structSize, "PatternFile")
 	raw.group_size = C.int64_t(o.GroupSize)
-	raw.threshold = C.double(o.Threshold)
-	raw.sink_tokens = C.int64_t(o.SinkTokens)
-	raw.window_tokens = C.int64_t(o.WindowTokens)
+	given(a, &raw.threshold, o.Threshold, "threshold", o.ZeroThreshold, "ZeroThreshold")
+	given(a, &raw.sink_tokens, o.SinkTokens, "sink_tokens", o.NoSinks, "NoSinks")
+	if o.WindowTokens != 0 {
+		raw.window_tokens = C.int64_t(o.WindowTokens)
+	}
 	return raw
 }
 
-// ReadPatterns reads a file: JSON as MInference publishes it, or gates as DuoAttention publishes them. nil: defaults. Errors: ErrIo
+// ReadPatterns reads a file: JSON as MInference publishes it, or gates as DuoAttention publishes them. nil: defaults. Errors: ErrIO
 // (path), ErrInvalidArgument (path: the message names layer and head, or the line; an option).
 func ReadPatterns(path string, options *PatternFileOptions) (*Patterns, error) {
 	a := arena{function: "tandem_patterns_read"}

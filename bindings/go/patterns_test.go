@@ -40,8 +40,7 @@ func TestGatesAreRead(t *testing.T) {
 	if got := must(ReadPatterns(path, nil)).Layers; !reflect.DeepEqual(got, [][]HeadPattern{{full, rest}, {rest, full}}) {
 		t.Fatalf("%+v", got)
 	}
-	options := DefaultPatternFileOptions()
-	options.GroupSize, options.Threshold, options.SinkTokens, options.WindowTokens = 2, 0.25, 0, 64
+	options := PatternFileOptions{GroupSize: 2, Threshold: 0.25, NoSinks: true, WindowTokens: 64}
 	rest.SinkTokens, rest.WindowTokens = 0, 64
 	expected := [][]HeadPattern{{full, full, full, full}, {rest, rest, full, full}}
 	if got := must(ReadPatterns(path, &options)).Layers; !reflect.DeepEqual(got, expected) {
@@ -51,7 +50,7 @@ func TestGatesAreRead(t *testing.T) {
 
 func TestWrongPatternFilesAreRefused(t *testing.T) {
 	read := func(path string, change func(*PatternFileOptions)) error {
-		options := DefaultPatternFileOptions()
+		options := PatternFileOptions{}
 		change(&options)
 		_, err := ReadPatterns(path, &options)
 		return err
@@ -60,14 +59,14 @@ func TestWrongPatternFilesAreRefused(t *testing.T) {
 	gates := patternFile(t, "0.5 0.25")
 	refused(t, read(patternFile(t, `[{"0": ["stripes"]}]`), as), ErrInvalidArgument, "path", `layer 0: head 0: kind "stripes" is unknown`)
 	refused(t, read(patternFile(t, "1 2\n3"), as), ErrInvalidArgument, "path", "line 2 has 1 gates")
-	refused(t, read(gates+"x", as), ErrIo, "path", gates+"x")
+	refused(t, read(gates+"x", as), ErrIO, "path", gates+"x")
 	refused(t, read("a\x00b", as), ErrInvalidArgument, "path", "zero byte")
 	refused(t, read("", as), ErrInvalidArgument, "path", "NULL")
 	refused(t, read(gates, func(o *PatternFileOptions) { o.GroupSize = -1 }), ErrInvalidArgument, "group_size", "= -1")
 	refused(t, read(gates, func(o *PatternFileOptions) { o.Threshold = math.NaN() }), ErrInvalidArgument, "threshold", "nan")
-	refused(t, read(gates, func(o *PatternFileOptions) { o.WindowTokens = 0 }), ErrInvalidArgument, "window_tokens", "= 0")
-	refused(t, read(gates, func(o *PatternFileOptions) { *o = PatternFileOptions{} }), ErrInvalidArgument, "struct_size",
-		"DefaultPatternFileOptions()")
+	refused(t, read(gates, func(o *PatternFileOptions) { o.WindowTokens = -2 }), ErrInvalidArgument, "window_tokens", "= -2")
+	refused(t, read(gates, func(o *PatternFileOptions) { o.ZeroThreshold, o.Threshold = true, 0.5 }), ErrInvalidArgument, "threshold",
+		"= 0.5 with ZeroThreshold")
 }
 
 func TestTheLibraryGetsEveryHead(t *testing.T) {

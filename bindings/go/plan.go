@@ -11,18 +11,18 @@ import "errors"
 
 // MemoryPlan is what a cache with one session will hold.
 type MemoryPlan struct {
-	HostKvBytes          int64 // pages of K and V, and of hidden states
+	HostKVBytes          int64 // pages of K and V, and of hidden states
 	HostSessionBytes     int64 // MAW and selection tables of one session
 	SelectionMaxBytes    int64 // upper bound
 	DeviceWindowBytes    int64 // windows, for calls of one query a sequence: as many pages as the tokens fill
 	DeviceWorkBytes      int64 // states, descriptors, work space, for the same calls
-	KvTokenBytes         int64 // K and V of one token in all layers
+	KVTokenBytes         int64 // K and V of one token in all layers
 	SharedBytes          int64 // pinned host memory through which device and host hand over
 	DeviceStreamBytes    int64 // buffers of a session that may stream or rebuild keys
 	DeviceWeightsBytes   int64 // projections of the route "recompute"
 	XTokenBytes          int64 // hidden states of one token in all layers
 	DeviceWindowMaxBytes int64 // windows once each sequence has filled its own
-	JudgedKvBytes        int64 // not held, but read: by the stages of policy "hip" in a decode step, on average
+	JudgedKVBytes        int64 // not held, but read: by the stages of policy "hip" in a decode step, on average
 	JudgedFirstBytes     int64 // of these, by first stages
 	JudgedMaxBytes       int64 // in a step in which all stages run
 }
@@ -32,7 +32,7 @@ type CacheStats struct {
 	NSequences         int64
 	NPagesUsed         int64 // held by at least one sequence
 	NPagesShared       int64 // held by more than one
-	HostKvBytes        int64 // pages allocated
+	HostKVBytes        int64 // pages allocated
 	HostSessionBytes   int64
 	SelectionBytes     int64
 	HostPeakBytes      int64 // most ever in use at once: what HostCapBytes bounds
@@ -48,9 +48,9 @@ type CacheStats struct {
 type SessionStats struct {
 	NAttends            int64 // calls
 	NQueryTokens        int64 // queries, per layer
-	ResidentKvBytesRead int64 // K and V read by attention inside the window
-	HostKvBytesRead     int64 // outside it
-	DenseKvBytes        int64 // what policy "all" would have read in the same calls
+	ResidentKVBytesRead int64 // K and V read by attention inside the window
+	HostKVBytesRead     int64 // outside it
+	DenseKVBytes        int64 // what policy "all" would have read in the same calls
 	EvictedTokens       int64 // per layer
 	NRefreshes          int64 // selections made
 	SelectedKeys        int64 // now, over layers, sequences and KV heads
@@ -61,11 +61,11 @@ type SessionStats struct {
 	NDeviceAttends      int64
 	NHostParts          int64
 	HostPartNs          int64
-	StagedKvBytes       int64
-	FilledKvBytes       int64
+	StagedKVBytes       int64
+	FilledKVBytes       int64
 	NStreamParts        int64 // parts outside the window that the device computed
 	StreamPartNs        int64
-	StreamedKvBytes     int64 // K and V that crossed the bus for these
+	StreamedKVBytes     int64 // K and V that crossed the bus for these
 	NJointParts         int64 // of these parts, those of which the CPU computed some keys
 	HostPartTokens      int64 // keys that the CPU attended, where a policy attends all
 	StreamPartTokens    int64 // keys that crossed the bus
@@ -73,7 +73,7 @@ type SessionStats struct {
 	PredictedPartNs     int64 // that
 	PlannedPartNs       int64 // and what they took
 	StreamedXBytes      int64 // and hidden states, of which K and V were made on the device
-	JudgedKvBytes       int64 // K, and bounds of K, that policy "hip" read to choose keys; on a device at most
+	JudgedKVBytes       int64 // K, and bounds of K, that policy "hip" read to choose keys; on a device at most
 	PatternPairs        int64 // pairs of a query and a key, query head by query head, that appends under "patterns" attended
 	PatternDensePairs   int64 // what policy "all" would have attended in the same calls
 }
@@ -104,18 +104,18 @@ func (e *Engine) PlanMemory(model *Model, cache *CacheOptions, session *SessionO
 		return MemoryPlan{}, err
 	}
 	return MemoryPlan{
-		HostKvBytes:          int64(raw.host_kv_bytes),
+		HostKVBytes:          int64(raw.host_kv_bytes),
 		HostSessionBytes:     int64(raw.host_session_bytes),
 		SelectionMaxBytes:    int64(raw.selection_max_bytes),
 		DeviceWindowBytes:    int64(raw.device_window_bytes),
 		DeviceWorkBytes:      int64(raw.device_work_bytes),
-		KvTokenBytes:         int64(raw.kv_token_bytes),
+		KVTokenBytes:         int64(raw.kv_token_bytes),
 		SharedBytes:          int64(raw.shared_bytes),
 		DeviceStreamBytes:    int64(raw.device_stream_bytes),
 		DeviceWeightsBytes:   int64(raw.device_weights_bytes),
 		XTokenBytes:          int64(raw.x_token_bytes),
 		DeviceWindowMaxBytes: int64(raw.device_window_max_bytes),
-		JudgedKvBytes:        int64(raw.judged_kv_bytes),
+		JudgedKVBytes:        int64(raw.judged_kv_bytes),
 		JudgedFirstBytes:     int64(raw.judged_first_bytes),
 		JudgedMaxBytes:       int64(raw.judged_max_bytes),
 	}, err
@@ -125,18 +125,18 @@ func (e *Engine) PlanMemory(model *Model, cache *CacheOptions, session *SessionO
 func (p MemoryPlan) Report() (string, error) {
 	raw := C.tandem_memory_plan{
 		struct_size:             C.sizeof_tandem_memory_plan,
-		host_kv_bytes:           C.int64_t(p.HostKvBytes),
+		host_kv_bytes:           C.int64_t(p.HostKVBytes),
 		host_session_bytes:      C.int64_t(p.HostSessionBytes),
 		selection_max_bytes:     C.int64_t(p.SelectionMaxBytes),
 		device_window_bytes:     C.int64_t(p.DeviceWindowBytes),
 		device_work_bytes:       C.int64_t(p.DeviceWorkBytes),
-		kv_token_bytes:          C.int64_t(p.KvTokenBytes),
+		kv_token_bytes:          C.int64_t(p.KVTokenBytes),
 		shared_bytes:            C.int64_t(p.SharedBytes),
 		device_stream_bytes:     C.int64_t(p.DeviceStreamBytes),
 		device_weights_bytes:    C.int64_t(p.DeviceWeightsBytes),
 		x_token_bytes:           C.int64_t(p.XTokenBytes),
 		device_window_max_bytes: C.int64_t(p.DeviceWindowMaxBytes),
-		judged_kv_bytes:         C.int64_t(p.JudgedKvBytes),
+		judged_kv_bytes:         C.int64_t(p.JudgedKVBytes),
 		judged_first_bytes:      C.int64_t(p.JudgedFirstBytes),
 		judged_max_bytes:        C.int64_t(p.JudgedMaxBytes),
 	}

@@ -95,7 +95,7 @@ func (p *Projection) raw(a *arena, layer *LayerOptions) *C.tandem_layer_projecti
 	if vHeadDim == 0 {
 		vHeadDim = layer.KHeadDim
 	}
-	nK, nV := int64(layer.NKvHeads)*int64(layer.KHeadDim), int64(layer.NKvHeads)*int64(vHeadDim)
+	nK, nV := int64(layer.NKVHeads)*int64(layer.KHeadDim), int64(layer.NKVHeads)*int64(vHeadDim)
 	raw.hidden_dim = C.int32_t(p.HiddenDim)
 	raw.w_type = p.wType(a)
 	raw.w_order = C.int32_t(p.WOrder)

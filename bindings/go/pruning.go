@@ -76,12 +76,7 @@ func (s *PruningStage) put(raw *C.tandem_pruning_stage) {
 // put has stages in C memory. name: "pruning.decode[0]".
 func (r *PruningRecord) put(a *arena, name string, raw *C.tandem_pruning_record) {
 	C.tandem_pruning_record_init(raw)
-	if r.NoSinks && r.SinkTokens != 0 {
-		a.refuse(name+".sink_tokens", "= %d with NoSinks", r.SinkTokens)
-	}
-	if r.NoSinks || r.SinkTokens != 0 {
-		raw.sink_tokens = C.int64_t(r.SinkTokens)
-	}
+	given(a, &raw.sink_tokens, r.SinkTokens, name+".sink_tokens", r.NoSinks, "NoSinks")
 	if r.WindowTokens != 0 {
 		raw.window_tokens = C.int64_t(r.WindowTokens)
 	}

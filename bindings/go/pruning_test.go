@@ -22,9 +22,7 @@ func pruningRecord(keepTokens int64) PruningRecord {
 func records(records ...PruningRecord) []PruningRecord { return records }
 
 func pruningSession(w *world, policy string, pruning *Pruning) (*Session, error) {
-	options := DefaultSessionOptions()
-	options.Policy, options.Pruning = policy, pruning
-	return NewSession(w.cache, &options)
+	return NewSession(w.cache, &SessionOptions{Policy: policy, Pruning: pruning})
 }
 
 // firstHeads are the first query heads of the groups.

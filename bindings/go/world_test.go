@@ -54,18 +54,14 @@ func check(t testing.TB, err error) {
 	}
 }
 
-func layer() LayerOptions { return LayerOptions{NQHeads: qHeads, NKvHeads: kvHeads, KHeadDim: dim} }
+func layer() LayerOptions { return LayerOptions{NQHeads: qHeads, NKVHeads: kvHeads, KHeadDim: dim} }
 
 func engineOptions() *EngineOptions {
-	options := DefaultEngineOptions()
-	options.NThreads, options.PinThreads = 2, 0
-	return &options
+	return &EngineOptions{NThreads: 2, NoPinning: true}
 }
 
 func sessionOptions(policy string) *SessionOptions {
-	options := DefaultSessionOptions()
-	options.Policy, options.WindowTokens, options.SinkTokens = policy, 64, 16
-	return &options
+	return &SessionOptions{Policy: policy, WindowTokens: 64, SinkTokens: 16}
 }
 
 // world is a cache in f32 with a sequence of n tokens in each of its layers, and what it holds.

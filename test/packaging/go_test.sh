@@ -33,6 +33,15 @@ without_the_library() { # the build stops and says what is missing
   printf '%s\n' "$output"
   [[ $output == *tandem* ]]
 }
+without_cgo() { # the build stops and says what is missing, in one line
+  local output
+  ! output=$(CGO_ENABLED=0 go build . 2>&1) || return 1
+  printf '%s\n' "$output"
+  [ "$(grep -vc '^#' <<< "$output")" -eq 1 ] && [[ $output == *needs_cgo* ]]
+}
+vet_alone() { # the folder without what is beside it
+  cp -R "$module" "$prefix/alone" && cd "$prefix/alone" && go vet ./...
+}
 formatted() { [ -z "$(gofmt -l . | tee /dev/stderr)" ]; }
 smallest() { # in a module of its own
   mkdir "$prefix/program" && cd "$prefix/program" && cp "$module/examples/smallest/main.go" . &&
@@ -46,7 +55,9 @@ checked() { # go test, under the checks that Go 1.21 has turned from a setting i
   if [ "$minor" -lt 21 ]; then GODEBUG=cgocheck=2 go test "$@"; else GOEXPERIMENT=cgocheck2 go test "$@"; fi
 }
 step 'without the library' without_the_library
+step 'without cgo' without_cgo
 step 'gofmt' formatted
+step 'go vet of the folder alone' vet_alone
 step 'go vet' go vet ./...
 step 'go test, addresses checked' checked ./...
 step 'go test -race' go test -race -count=1 .

@@ -33,6 +33,23 @@ step 'without the library' without 'tandem' "PKG_CONFIG_LIBDIR=$work/empty"
 step 'without pkg-config' without 'could not be run' PKG_CONFIG=/no/such/program
 step 'a folder without the library' without 'has no libtandem.so' "TANDEM_LIB_DIR=$work/empty"
 step 'TANDEM_LIB_DIR' env "TANDEM_LIB_DIR=$libdir" PKG_CONFIG=false cargo test --offline --locked -p tandem-sys
+multiarch() { # the header is not beside the library's folder, but beside the one above
+  local lib=$work/multiarch/usr/lib/x86_64-linux-gnu include
+  include=$(PKG_CONFIG_PATH=$libdir/pkgconfig pkg-config --variable=includedir tandem | tr -d '\\')
+  mkdir -p "$lib" && cp -P "$libdir"/libtandem.so* "$lib" &&
+    cp -R "$include" "$work/multiarch/usr/include" &&
+    env "TANDEM_LIB_DIR=$lib" PKG_CONFIG=false cargo test --offline --locked -p tandem-sys || return 1
+  grep -qx "cargo:include=$(realpath "$work/multiarch/usr/include")" "$CARGO_TARGET_DIR"/debug/build/tandem-sys-*/output
+}
+packaged() { # crate: licence and README are in the package
+  local listed
+  cmp "$1/LICENSE" "$source/LICENSE" && listed=$(cargo package --offline --list --allow-dirty -p "$1") &&
+    grep -qx LICENSE <<< "$listed" && grep -qx README.md <<< "$listed"
+}
+step 'a multiarch folder' multiarch
+step 'documentation without the library' env DOCS_RS=1 PKG_CONFIG=false cargo doc --offline --locked --no-deps
+step 'package of tandem-sys' packaged tandem-sys
+step 'package of tandem' packaged tandem
 export PKG_CONFIG_PATH="$libdir/pkgconfig"
 step 'pkg-config' cargo test --offline --locked
 step 'documentation' env RUSTDOCFLAGS='-D warnings' cargo doc --offline --locked --no-deps

@@ -19,8 +19,19 @@ import "C"
 NUMBERS = {"int32_t": "int32", "int64_t": "int64", "float": "float32", "double": "float64"}
 
 
+INITIALISMS = {"kv": "KV", "cpu": "CPU", "isa": "ISA"}
+# Zero members are defaults. Where the default is another number and 0 has a meaning too, a flag asks for 0; that of a member which
+# is not here has Zero before its name.
+ZEROS = {"window_tokens": "NoWindow", "sink_tokens": "NoSinks", "halo_tokens": "NoHalo"}
+
+
 def camel(name):
-    return "".join(part.capitalize() for part in name.split("_"))
+    return "".join(INITIALISMS.get(part, part.capitalize()) for part in name.split("_"))
+
+
+def zero_of(option):
+    """The flag that asks for 0; None where 0 is the default."""
+    return ZEROS.get(option.name, "Zero" + camel(option.name)) if option.kind in NUMBERS and option.default else None
 
 
 def abi_structs(header):
@@ -37,7 +48,9 @@ def field_type(option):
 
 
 def raw_line(option):
-    name, value = option.name, f"o.{camel(option.name)}"
+    name, value, zero = option.name, f"o.{camel(option.name)}", zero_of(option)
+    if zero is not None:
+        return f'given(a, &raw.{name}, {value}, "{name}", o.{zero}, "{zero}")'
     return {
         "text": f'raw.{name} = a.text("{name}", {value})',
         "dtype": f"raw.{name} = C.int32_t({value})",
@@ -50,30 +63,34 @@ def raw_line(option):
     }.get(option.kind) or f"raw.{name} = C.{option.kind}({value})"
 
 
+def comments(option, names):
+    """Of the member, and of the flag that asks for 0."""
+    text = sentence(option, lambda word: camel(word) if word in names else word, "nil", "0", "true", "false")
+    if zero_of(option) is None:
+        return text, ""
+    found = re.search(r"; 0: ([^.]*)", text)
+    text = re.sub(r"(?<=; )-1: ", "0: ", text.replace(found[0], "") if found else text)
+    name = camel(option.name)
+    return text, f"True: {found[1]}. {name} is 0." if found else f"True: {name} is 0, not its default."
+
+
 def table(struct):
     options = options_of(struct, with_structs=True)
     short = camel(struct.name.removeprefix("tandem_").removesuffix("_options"))
     go, raw = short + "Options", f"C.{struct.name}"
     names = {option.name for option in options}
-    defaults = [option for option in options if option.kind in NUMBERS and option.default]
-    lines = ["", f"// {go} is {TITLES[struct.name][0].lower()}{TITLES[struct.name][1:]}. " +
-             (f"It begins as Default{go}(): zero has a meaning of its own in some members." if defaults else
-              "Zero members are defaults."), f"type {go} struct {{"]
-    lines += ["\tstructSize uint32", ""] if defaults else []
+    title = TITLES[struct.name]
+    lines = ["", f"// {go} is {title[0].lower()}{title[1:]}. Zero members are defaults.", f"type {go} struct {{"]
     for i, option in enumerate(options):
-        text = sentence(option, lambda word: camel(word) if word in names else word, "nil", "0", "true", "false")
+        text, of_zero = comments(option, names)
         lines += [""] if i else []
         lines += [f"\t// {line}" for line in textwrap.wrap(text, 120, break_long_words=False, break_on_hyphens=False)]
         lines.append(f"\t{camel(option.name)} {field_type(option)}")
+        lines += ["", f"\t// {of_zero}", f"\t{zero_of(option)} bool"] if of_zero else []
     lines += ["}", ""]
-    if defaults:
-        lines += [f"// Default{go} gives the library's defaults.", f"func Default{go}() {go} {{", f"\tvar raw {raw}",
-                  f"\t{raw}_init(&raw)", f"\to := {go}{{structSize: uint32(raw.struct_size)}}"]
-        lines += [f"\to.{camel(option.name)} = {field_type(option)}(raw.{option.name})" for option in defaults]
-        lines += ["\treturn o", "}", ""]
     by_layer = any(option.kind == "dtypes" for option in options)
     lines += [f"func (o *{go}) raw(a *arena{', nLayers int' if by_layer else ''}) *{raw} {{", "\tif o == nil {", "\t\treturn nil",
-              "\t}", *([f'\ta.initialised(o.structSize, "{short}")'] if defaults else []), f"\tvar raw {raw}",
+              "\t}", f"\tvar raw {raw}",
               f"\t{raw}_init(&raw)"]
     return [*lines, *("\t" + raw_line(option) for option in options), "\treturn &raw", "}"]
 

@@ -53,7 +53,7 @@ def functions(header):
 
 def structs(header):
     value = f"{header.fingerprint():016x}"
-    lines = [HEAD + "//! The fingerprint, the callbacks and the structs, in the order of the header.", "use super::*;",
+    lines = [HEAD + "//! The fingerprint, the callbacks and the structs, in the order of the header.",
              "use std::os::raw::{c_char, c_void};", "",
              "/// `tandem_abi_fingerprint(TANDEM_VERSION_MINOR)` that these declarations were written for (64-bit pointers).",
              f"pub const FINGERPRINT: u64 = 0x{'_'.join(value[i:i + 4] for i in range(0, 16, 4))};", ""]
@@ -87,6 +87,15 @@ def field_type(option):
             "struct": f"Option<{pointed_type(option)}>", "enum": camel(option.enum.lower())}.get(option.kind) or NUMBERS[option.kind]
 
 
+def setter(option):
+    """Kind and type as the macro of setters.rs takes them."""
+    rust = field_type(option)
+    if rust.startswith("Option<"):
+        inner = rust.removeprefix("Option<").removesuffix(">")
+        return f"{'some_from' if inner.startswith('Vec<') else 'some'} {inner}"
+    return f"{'from' if rust == 'String' or rust.startswith('Vec<') else 'is'} {rust}"
+
+
 def default_of(option):
     if option.kind == "text":
         return f'"{option.default}".to_string()'
@@ -104,7 +113,7 @@ def raw_lines(option):
     if option.kind == "texts":
         return [f"{name}: pointer(Some(&{name}_c[..]).filter(|texts| !texts.is_empty())),", f"{option.count}: {name}_c.len() as i64,"]
     text = {"text": f"{name}.as_ptr()", "dtype": f"{value}.map_or(0, |dtype| dtype as i32)", "flag": f"{value}.into()",
-            "dtypes": f"pointer({name}).cast()", "struct": f"{name}.as_ref().map_or(ptr::null(), |made| ptr::from_ref(&made.raw))", "enum": f"{value} as i32"}.get(option.kind, value)
+            "dtypes": f"pointer({name}).cast()", "struct": f"or_null({name}.as_ref().map(|made| &made.raw))", "enum": f"{value} as i32"}.get(option.kind, value)
     return [f"{name}: {text},"]
 
 
@@ -142,16 +151,17 @@ def conversion(struct, options):
 
 def option_tables(header):
     tables = {name: options_of(header.struct(name), with_structs=True) for name in TABLES}
-    lines = [HEAD + "//! Options of caches and sessions: `SessionOptions { policy: \"hgca\".into(), ..Default::default() }`.",
+    lines = [HEAD + "//! Options of caches and sessions: `SessionOptions::new().policy(\"hgca\")`.",
              "use crate::dtype::Dtype;", "use crate::error::Result;", "use crate::options::{array, c_text, c_texts, pointer, Rotation};",
              *sorted(f"use crate::{option.struct.removeprefix('tandem_')}::{pointed_type(option)};" for options in tables.values()
-                     for option in options if option.kind == "struct"), "use std::mem::size_of;", "use std::ptr;", "use tandem_sys as sys;"]
+                     for option in options if option.kind == "struct"), "use crate::raw::or_null;",
+             "use std::mem::size_of;", "use tandem_sys as sys;"]
     for name, options in tables.items():
         struct = header.struct(name)
         rust = camel(name.removeprefix("tandem_"))
         is_zero = all(default_of(o) in ("0", "0.0", "None", "false", "Vec::new()", f"{field_type(o)}::default()") for o in options)
         lines += ["", f"/// {TITLES[name]}.", f"#[derive(Clone, Debug,{' Default,' if is_zero else ''} PartialEq)]",
-                  f"pub struct {rust} {{"]
+                  "#[non_exhaustive]", f"pub struct {rust} {{"]
         for option in options:
             lines += doc("    ", sentence(option, "`{}`".format, "`None`", "`None`", "`true`", "`false`"))
             lines.append(f"    pub {option.name}: {field_type(option)},")
@@ -160,7 +170,9 @@ def option_tables(header):
             lines += [f"impl Default for {rust} {{", "    fn default() -> Self {", "        Self {"]
             lines += [f"            {option.name}: {default_of(option)}," for option in options]
             lines += ["        }", "    }", "}", ""]
-        lines += [f"impl {rust} {{", *conversion(struct, options), "}"]
+        lines += ["setters! {", f"    {rust} {{", *(f"        {o.name}: {setter(o)}," for o in options), "    }", "}", ""]
+        lines += [f"impl {rust} {{", "    /// The defaults.", "    #[must_use]", "    pub fn new() -> Self {", "        Self::default()",
+                  "    }", "", *conversion(struct, options), "}"]
     return "\n".join(lines) + "\n"
 
 

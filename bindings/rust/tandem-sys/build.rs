@@ -7,7 +7,22 @@ use std::process::Command;
 /// Where the library and its header are.
 struct Found {
     lib_dir: String,
-    include_dir: String,
+    include_dir: Option<String>, // None: only the library is there
+}
+
+/// The folder with tandem/tandem.h: $TANDEM_INCLUDE_DIR, else beside the library's folder or, where that is one of a
+/// multiarch system (/usr/lib/x86_64-linux-gnu), beside the one above.
+fn include_of(lib_dir: &Path) -> Result<Option<String>, String> {
+    let has_header = |folder: &Path| folder.join("tandem/tandem.h").exists();
+    if let Ok(named) = env::var("TANDEM_INCLUDE_DIR") {
+        return match has_header(Path::new(&named)) {
+            true => Ok(Some(named)),
+            false => Err(format!("TANDEM_INCLUDE_DIR = {named} has no tandem/tandem.h")),
+        };
+    }
+    let lib_dir = lib_dir.canonicalize().map_err(|error| format!("TANDEM_LIB_DIR = {}: {error}", lib_dir.display()))?;
+    let mut beside = lib_dir.ancestors().skip(1).take(2).map(|prefix| prefix.join("include"));
+    Ok(beside.find(|folder| has_header(folder)).map(|folder| folder.display().to_string()))
 }
 
 fn in_folder(lib_dir: &str) -> Result<Found, String> {
@@ -15,8 +30,7 @@ fn in_folder(lib_dir: &str) -> Result<Found, String> {
     if !folder.join("libtandem.so").exists() {
         return Err(format!("TANDEM_LIB_DIR = {lib_dir} has no libtandem.so"));
     }
-    let include_dir = env::var("TANDEM_INCLUDE_DIR").unwrap_or_else(|_| folder.join("../include").display().to_string());
-    Ok(Found { lib_dir: lib_dir.to_string(), include_dir })
+    Ok(Found { lib_dir: lib_dir.to_string(), include_dir: include_of(folder)? })
 }
 
 fn pkg_config(arguments: &[&str]) -> Result<String, String> {
@@ -44,12 +58,15 @@ fn by_pkg_config() -> Result<Found, String> {
     pkg_config(&["--exists", "--print-errors", "tandem >= 0.2", "tandem < 1"])?;
     let lib_dir = folder("libdir")?;
     let include_dir = folder("includedir")?;
-    Ok(Found { lib_dir, include_dir })
+    Ok(Found { lib_dir, include_dir: Some(include_dir) })
 }
 
 fn main() {
-    for name in ["TANDEM_LIB_DIR", "TANDEM_INCLUDE_DIR", "PKG_CONFIG", "PKG_CONFIG_PATH", "PKG_CONFIG_LIBDIR"] {
+    for name in ["DOCS_RS", "TANDEM_LIB_DIR", "TANDEM_INCLUDE_DIR", "PKG_CONFIG", "PKG_CONFIG_PATH", "PKG_CONFIG_LIBDIR"] {
         println!("cargo:rerun-if-env-changed={name}");
+    }
+    if env::var_os("DOCS_RS").is_some() {
+        return; // docs.rs has no libtandem, and documentation needs none
     }
     let found = match env::var("TANDEM_LIB_DIR") {
         Ok(lib_dir) => in_folder(&lib_dir),
@@ -59,8 +76,17 @@ fn main() {
         Ok(found) => {
             println!("cargo:rustc-link-search=native={}", found.lib_dir);
             println!("cargo:rustc-link-lib=dylib=tandem");
-            println!("cargo:include={}", found.include_dir);
-            println!("cargo:rustc-env=TANDEM_SYS_INCLUDE_DIR={}", found.include_dir);
+            match found.include_dir {
+                Some(include_dir) => {
+                    println!("cargo:include={include_dir}");
+                    println!("cargo:rustc-env=TANDEM_SYS_INCLUDE_DIR={include_dir}");
+                }
+                None => println!(
+                    "cargo:warning=tandem/tandem.h is not beside TANDEM_LIB_DIR = {}: DEP_TANDEM_INCLUDE is not set; \
+                     TANDEM_INCLUDE_DIR would name its folder",
+                    found.lib_dir
+                ),
+            }
         }
         Err(why) => {
             eprintln!("tandem-sys: libtandem was not found: {why}.");

@@ -35,9 +35,7 @@ func golden(t *testing.T) ([]byte, []float32) {
 }
 
 func opened(t *testing.T, policy string) *transformer {
-	options := tandem.DefaultSessionOptions()
-	options.Policy = policy
-	model, err := open(directory, options)
+	model, err := open(directory, tandem.SessionOptions{Policy: policy})
 	if err != nil {
 		t.Fatal(err)
 	}

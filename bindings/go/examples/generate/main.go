@@ -22,9 +22,7 @@ func mostLikely(logits []float32) byte {
 }
 
 func generate(directory, prompt string, nPredict int, policy string) error {
-	options := tandem.DefaultSessionOptions()
-	options.Policy = policy
-	model, err := open(directory, options)
+	model, err := open(directory, tandem.SessionOptions{Policy: policy})
 	if err != nil {
 		return err
 	}

@@ -18,7 +18,7 @@ type config struct {
 	Hidden    int     `json:"hidden_size"`
 	NLayers   int     `json:"num_hidden_layers"`
 	NQHeads   int     `json:"num_attention_heads"`
-	NKvHeads  int     `json:"num_key_value_heads"`
+	NKVHeads  int     `json:"num_key_value_heads"`
 	HeadDim   int     `json:"head_dim"`
 	Ffn       int     `json:"intermediate_size"`
 	Vocab     int     `json:"vocab_size"`
@@ -49,7 +49,7 @@ func (c *config) open(directory string) (*weights, error) {
 	if err := json.Unmarshal(text, c); err != nil {
 		return nil, fmt.Errorf("config.json: %w", err)
 	}
-	if !c.Tied || c.Hidden <= 0 || c.NQHeads <= 0 || c.NKvHeads <= 0 || c.HeadDim <= 0 || c.Vocab <= 0 {
+	if !c.Tied || c.Hidden <= 0 || c.NQHeads <= 0 || c.NKVHeads <= 0 || c.HeadDim <= 0 || c.Vocab <= 0 {
 		return nil, fmt.Errorf("config.json: a length is missing, or tie_word_embeddings is not true")
 	}
 	return openWeights(filepath.Join(directory, "model.safetensors"))
@@ -64,7 +64,7 @@ func (c *config) read(w *weights, layerIdx int, err *error) layer {
 		}
 		return values
 	}
-	q, kv := c.NQHeads*c.HeadDim, c.NKvHeads*c.HeadDim
+	q, kv := c.NQHeads*c.HeadDim, c.NKVHeads*c.HeadDim
 	qkv := one("self_attn.q_proj", q, c.Hidden)
 	qkv = append(qkv, one("self_attn.k_proj", kv, c.Hidden)...)
 	qkv = append(qkv, one("self_attn.v_proj", kv, c.Hidden)...)
@@ -95,7 +95,7 @@ func open(directory string, options tandem.SessionOptions) (*transformer, error)
 	var layers []tandem.LayerOptions
 	for i := 0; i < t.NLayers; i++ {
 		t.layers = append(t.layers, t.config.read(w, i, &err))
-		layers = append(layers, tandem.LayerOptions{NQHeads: int32(t.NQHeads), NKvHeads: int32(t.NKvHeads),
+		layers = append(layers, tandem.LayerOptions{NQHeads: int32(t.NQHeads), NKVHeads: int32(t.NKVHeads),
 			KHeadDim: int32(t.HeadDim), Rope: tandem.RopeHalves, RopeTheta: t.RopeTheta})
 	}
 	if err != nil {
@@ -125,7 +125,7 @@ func open(directory string, options tandem.SessionOptions) (*transformer, error)
 
 // forward appends tokens in one step; gives the logits [len(tokens), Vocab].
 func (t *transformer) forward(tokens []byte) (logits []float32, err error) {
-	n, q, kv := len(tokens), t.NQHeads*t.HeadDim, t.NKvHeads*t.HeadDim
+	n, q, kv := len(tokens), t.NQHeads*t.HeadDim, t.NKVHeads*t.HeadDim
 	row := q + 2*kv
 	x := make([]float32, 0, n*t.Hidden)
 	for _, token := range tokens {
@@ -148,7 +148,7 @@ func (t *transformer) forward(tokens []byte) (logits []float32, err error) {
 			return tandem.Float32s(qkv[first:], n, nHeads, t.HeadDim).Strided(row, t.HeadDim, 1)
 		}
 		err := t.session.Attend(&tandem.Attend{LayerIdx: int32(i), Sequences: ids, QLens: lens, Q: view(0, t.NQHeads),
-			K: view(q, t.NKvHeads), V: view(q+kv, t.NKvHeads), O: tandem.Float32s(o, n, t.NQHeads, t.HeadDim)})
+			K: view(q, t.NKVHeads), V: view(q+kv, t.NKVHeads), O: tandem.Float32s(o, n, t.NQHeads, t.HeadDim)})
 		if err != nil {
 			return nil, err
 		}

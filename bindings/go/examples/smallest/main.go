@@ -17,7 +17,7 @@ func must[T any](value T, err error) T {
 func main() {
 	q, k, v, o := make([]float32, 8*64), make([]float32, 2*64), make([]float32, 2*64), make([]float32, 8*64)
 	v[0] = 3
-	model := must(tandem.NewModel(tandem.LayerOptions{NQHeads: 8, NKvHeads: 2, KHeadDim: 64}))
+	model := must(tandem.NewModel(tandem.LayerOptions{NQHeads: 8, NKVHeads: 2, KHeadDim: 64}))
 	cache := must(tandem.NewCache(must(tandem.NewEngine(nil)), model, nil))
 	session, sequence := must(tandem.NewSession(cache, nil)), must(cache.CreateSequence())
 	defer session.Close() // or leave it to the garbage collector

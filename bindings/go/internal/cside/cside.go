@@ -5,12 +5,11 @@ package cside
 
 /*
 #cgo pkg-config: tandem
-#cgo CFLAGS: -I${SRCDIR}/../../../rust/tandem/benches
 #cgo LDFLAGS: -ldl
 #include <dlfcn.h>
 #include <stdlib.h>
 #include <string.h>
-#include "overhead.c"
+#include "attend_n.h"
 
 // What a test does to a device module that lives in host memory: the first members of its table.
 typedef struct controls {

@@ -8,21 +8,29 @@
 //! after an install into `/usr/local`, `sudo ldconfig`; elsewhere `LD_LIBRARY_PATH` or an rpath.
 #![allow(non_camel_case_types, missing_docs)]
 
+/// Declares the structs; tests/layout.rs lists sizes and offsets of the same text.
+macro_rules! abi_structs {
+    ($(struct $name:ident { $($member:ident: $type:ty,)+ })+) => {$(
+        #[repr(C)]
+        #[derive(Clone, Copy, Debug)]
+        #[allow(missing_docs)]
+        pub struct $name { $(pub $member: $type,)+ }
+    )+};
+}
+
 mod constants;
 mod functions;
-#[macro_use]
-mod layout;
 mod structs;
 
 pub use constants::*;
 pub use functions::*;
-pub use layout::Layout;
 pub use structs::*;
 
 macro_rules! opaque {
     ($($name:ident)+) => {$(
         /// A handle; only pointers to it exist.
         #[repr(C)]
+        #[derive(Debug)]
         pub struct $name {
             _opaque: [u8; 0],
             _neither_send_nor_unpin: std::marker::PhantomData<(*mut u8, std::marker::PhantomPinned)>,

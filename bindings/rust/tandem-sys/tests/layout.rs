@@ -3,6 +3,37 @@
 use std::process::Command;
 use tandem_sys::*;
 
+/// Size, alignment and member offsets of a struct, as Rust lays it out.
+struct Layout {
+    name: &'static str,
+    size: usize,
+    align: usize,
+    members: &'static [(&'static str, usize, usize)], // name, offset and size in bytes, in order of declaration
+}
+
+/// In place of the crate's macro of this name, which declares the structs: lists the crate's, so that no member is left out.
+macro_rules! abi_structs {
+    ($(struct $name:ident { $($member:ident: $type:ty,)+ })+) => {
+        use tandem_sys::*;
+        /// Every public struct, in the order in which the library's fingerprint counts them.
+        pub const LAYOUTS: &[super::Layout] = &[$(super::Layout {
+            name: stringify!($name),
+            size: std::mem::size_of::<$name>(),
+            align: std::mem::align_of::<$name>(),
+            members: &[$((
+                stringify!($member),
+                std::mem::offset_of!($name, $member),
+                std::mem::size_of::<$type>(),
+            ),)+],
+        },)+];
+    };
+}
+
+#[allow(dead_code, non_camel_case_types)]
+#[path = "../src/structs.rs"]
+mod structs;
+use structs::LAYOUTS;
+
 /// What `tandem_abi_fingerprint()` hashes: size and member offsets of every struct, FNV-1a over 4 bytes of each.
 fn fingerprint() -> u64 {
     let mut hash: u64 = 0xcbf2_9ce4_8422_2325;

@@ -4,7 +4,8 @@
 #[path = "../tests/common/mod.rs"]
 mod common;
 use common::*;
-use std::ffi::{c_char, c_int, c_void, CString};
+use std::ffi::{c_void, CString};
+use std::os::raw::{c_char, c_int};
 use std::process::Command;
 use std::time::Instant;
 use tandem::*;
@@ -74,7 +75,7 @@ fn median(mut values: Vec<f64>) -> f64 {
 
 /// Nanoseconds that a call through Rust takes more than one from C.
 fn more_ns() -> f64 {
-    let engine = Engine::new(&EngineOptions { n_threads: 1, ..Default::default() }).unwrap();
+    let engine = Engine::new(&EngineOptions::new().n_threads(1)).unwrap();
     let world = World::on(engine, KEYS, 1);
     let (mut session, ids, attend_n) = (world.session("all"), [world.sequence], c_side());
     let mut q = numbers(Q_HEADS * DIM, 3);

@@ -3,7 +3,7 @@ use tandem::{Attend, Cache, Engine, LayerOptions, Model, Session, TensorMut, Ten
 
 fn main() -> tandem::Result<()> {
     let (q, k, v, mut o) = ([2f32; 8 * 64], [1f32; 2 * 64], [3f32; 2 * 64], [0f32; 8 * 64]);
-    let layer = LayerOptions { n_q_heads: 8, n_kv_heads: 2, k_head_dim: 64, ..Default::default() };
+    let layer = LayerOptions::new(8, 2, 64);
     let cache = Cache::new(&Engine::new(&Default::default())?, &Model::new(&[layer])?, &Default::default())?;
     let (mut session, sequence) = (Session::new(&cache, &Default::default())?, cache.create_sequence()?);
     let (q, o_view) = (TensorRef::new(&q, &[1, 8, 64])?, TensorMut::new(&mut o, &[1, 8, 64])?);

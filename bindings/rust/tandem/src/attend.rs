@@ -3,6 +3,7 @@
 use crate::cache::SequenceId;
 use crate::callbacks::{progress_entry, Progress};
 use crate::error::{Error, Result};
+use crate::raw::{address, address_mut, or_null};
 use crate::selection::Selection;
 use crate::tensor::{TensorMut, TensorRef};
 use std::ffi::c_void;
@@ -23,6 +24,7 @@ use tandem_sys as sys;
 /// session.attend(Attend::new(0, &[id], &[1], q, o).append(k, v).lse(TensorMut::new(&mut lse, &[1, 8])?))
 /// # }
 /// ```
+#[derive(Debug)]
 pub struct Attend<'a> {
     raw: sys::tandem_attend_args,
     sequences: &'a [SequenceId],
@@ -126,7 +128,7 @@ impl<'a> Attend<'a> {
     /// then. Tensors in host memory only.
     #[must_use]
     pub fn cancel(mut self, flag: &'a AtomicI32) -> Self {
-        self.raw.cancel = flag.as_ptr();
+        self.raw.cancel = address(flag).cast();
         self
     }
     /// Says, on this thread, how much of the call is done and of how much, and stops it as [`Attend::cancel`] does where the
@@ -134,7 +136,7 @@ impl<'a> Attend<'a> {
     #[must_use]
     pub fn progress(mut self, progress: &'a mut Progress<'_>) -> Self {
         self.raw.progress = Some(progress_entry);
-        self.raw.progress_user = ptr::from_mut(progress).cast();
+        self.raw.progress_user = address_mut(progress).cast();
         self
     }
     /// Orders the call on a CUDA stream, for tensors in device memory.
@@ -154,19 +156,19 @@ impl<'a> Attend<'a> {
         self.raw.sequences = self.sequences.as_ptr().cast();
         self.raw.q_lens = self.q_lens.as_ptr();
         self.raw.q = self.q.as_raw();
-        self.raw.k = self.k.as_ref().map_or(ptr::null(), |k| ptr::from_ref(k.as_raw()));
-        self.raw.v = self.v.as_ref().map_or(ptr::null(), |v| ptr::from_ref(v.as_raw()));
+        self.raw.k = or_null(self.k.as_ref().map(TensorRef::as_raw));
+        self.raw.v = or_null(self.v.as_ref().map(TensorRef::as_raw));
         self.raw.o = self.o.as_raw();
-        self.raw.lse = self.lse.as_ref().map_or(ptr::null(), |lse| ptr::from_ref(lse.as_raw()));
-        self.raw.x = self.x.as_ref().map_or(ptr::null(), |x| ptr::from_ref(x.as_raw()));
+        self.raw.lse = or_null(self.lse.as_ref().map(TensorMut::as_raw));
+        self.raw.x = or_null(self.x.as_ref().map(TensorRef::as_raw));
         let selection = self.selection.as_ref().map(Selection::as_raw);
-        self.raw.selection = selection.as_ref().map_or(ptr::null(), ptr::from_ref);
+        self.raw.selection = or_null(selection.as_ref());
         if let Some(parents) = self.parents {
             let n_tokens = self.q_lens.iter().try_fold(0i64, |sum, &n| sum.checked_add(n));
             if n_tokens != Some(parents.len() as i64) {
                 let n = parents.len();
-                let what = format_args!("has {n} values, must have the sum of q_lens");
-                return Err(Error::refuse("tandem_attend", "parent_idx", what));
+                let what = "values, must have the sum of q_lens";
+                return Err(Error::refuse("tandem_attend", "parent_idx", format_args!("has {n} {what}")));
             }
             self.raw.parent_idx = parents.as_ptr();
         }

@@ -2,6 +2,7 @@
 //! Attention over K and V that the caller owns: no cache and no session.
 use crate::callbacks::{progress_entry, Progress};
 use crate::error::{Error, Result};
+use crate::raw::{address, address_mut, or_null};
 use crate::tensor::{TensorMut, TensorRef};
 use std::marker::PhantomData;
 use std::mem::size_of;
@@ -24,6 +25,7 @@ const FUNCTION: &str = "tandem_attend_tensors";
 /// engine.attend_tensors(AttendTensors::new(q, k, v, o).causal())
 /// # }
 /// ```
+#[derive(Debug)]
 pub struct AttendTensors<'a> {
     raw: sys::tandem_attend_tensors_args,
     q: TensorRef<'a>,
@@ -142,14 +144,14 @@ impl<'a> AttendTensors<'a> {
     /// in part then.
     #[must_use]
     pub fn cancel(mut self, flag: &'a AtomicI32) -> Self {
-        self.raw.cancel = flag.as_ptr();
+        self.raw.cancel = address(flag).cast();
         self
     }
     /// As [`Attend::progress`](crate::Attend::progress).
     #[must_use]
     pub fn progress(mut self, progress: &'a mut Progress<'_>) -> Self {
         self.raw.progress = Some(progress_entry);
-        self.raw.progress_user = ptr::from_mut(progress).cast();
+        self.raw.progress_user = address_mut(progress).cast();
         self
     }
 
@@ -169,7 +171,7 @@ impl<'a> AttendTensors<'a> {
     #[inline]
     pub(crate) fn with_raw(mut self, function: impl FnOnce(&sys::tandem_attend_tensors_args) -> Result<()>) -> Result<()> {
         fn tensor(tensor: &Option<TensorRef<'_>>) -> *const sys::tandem_tensor {
-            tensor.as_ref().map_or(ptr::null(), |tensor| ptr::from_ref(tensor.as_raw()))
+            or_null(tensor.as_ref().map(TensorRef::as_raw))
         }
         self.raw.n_sequences = self.n_sequences()?;
         let n_q_heads = self.q.shape().iter().rev().nth(1).map_or(0, |&n| n);
@@ -180,7 +182,7 @@ impl<'a> AttendTensors<'a> {
         (self.raw.q, self.raw.k) = (self.q.as_raw(), self.k.as_raw());
         (self.raw.v, self.raw.mask) = (tensor(&self.v), tensor(&self.mask));
         self.raw.o = self.o.as_raw();
-        self.raw.lse = self.lse.as_ref().map_or(ptr::null(), |lse| ptr::from_ref(lse.as_raw()));
+        self.raw.lse = or_null(self.lse.as_ref().map(TensorMut::as_raw));
         let result = function(&self.raw);
         if !self.raw.progress_user.is_null() {
             // SAFETY: what progress() was given, which nobody else has meanwhile.
@@ -192,9 +194,9 @@ impl<'a> AttendTensors<'a> {
 
 /// An array of n values, which the library reads without knowing how many there are.
 fn array<T>(field: &str, values: Option<&[T]>, n: i64) -> Result<*const T> {
-    let Some(values) = values else { return Ok(ptr::null()) };
-    if values.len() as i64 == n {
-        return Ok(values.as_ptr());
+    match values {
+        None => Ok(ptr::null()),
+        Some(values) if values.len() as i64 == n => Ok(values.as_ptr()),
+        Some(values) => Err(Error::refuse(FUNCTION, field, format_args!("has {} values, must have {n}", values.len()))),
     }
-    Err(Error::refuse(FUNCTION, field, format_args!("has {} values, must have {n}", values.len())))
 }

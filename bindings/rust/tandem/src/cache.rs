@@ -6,13 +6,14 @@ use crate::error::{call, Result};
 use crate::handle::Handle;
 use crate::model::Model;
 use crate::option_tables::CacheOptions;
+use crate::raw::or_null;
 use crate::stats::CacheStats;
 use crate::tensor::{TensorMut, TensorRef};
 use std::ptr;
 use std::sync::Arc;
 use tandem_sys as sys;
 
-/// The name of a sequence in its cache, which never uses one twice.
+/// The name of a sequence in its cache, which never uses one twice. [`Sequence`](crate::Sequence) owns one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(transparent)]
 pub struct SequenceId(i64);
@@ -32,14 +33,10 @@ impl SequenceId {
 /// changes are serialised by its writer lock. It keeps its engine and model alive.
 ///
 /// Calls that name a sequence return `NotFound` for an unknown or dropped one and `Busy` while a session has it in flight.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct Cache {
     handle: Arc<Handle<sys::tandem_cache>>,
     pub(crate) log: Option<Arc<LogEntry>>, // after the handle: dropped after its release
-}
-
-fn raw(tensor: Option<&sys::tandem_tensor>) -> *const sys::tandem_tensor {
-    tensor.map_or(ptr::null(), ptr::from_ref)
 }
 
 impl Cache {
@@ -151,7 +148,7 @@ impl Cache {
     /// # Errors
     /// `Capacity`, `OutOfMemory`, `InvalidArgument`.
     pub fn append(&self, sequence: SequenceId, layer_idx: i32, k: TensorRef<'_>, v: Option<TensorRef<'_>>) -> Result<()> {
-        let (k, v, stream) = (k.as_raw(), raw(v.as_ref().map(|v| v.as_raw())), ptr::null_mut());
+        let (k, v, stream) = (k.as_raw(), or_null(v.as_ref().map(|v| v.as_raw())), ptr::null_mut());
         // SAFETY: a live handle and tensors of borrowed memory.
         call(|error| unsafe { sys::tandem_sequence_append(self.as_ptr(), sequence.0, layer_idx, k, v, stream, error) })
     }
@@ -194,7 +191,7 @@ impl Cache {
         k: Option<TensorMut<'_>>,
         v: Option<TensorMut<'_>>,
     ) -> Result<()> {
-        let (k, v) = (raw(k.as_ref().map(|k| k.as_raw())), raw(v.as_ref().map(|v| v.as_raw())));
+        let (k, v) = (or_null(k.as_ref().map(|k| k.as_raw())), or_null(v.as_ref().map(|v| v.as_raw())));
         // SAFETY: a live handle and tensors of exclusively borrowed memory.
         call(|error| unsafe { sys::tandem_sequence_read(k, v, self.as_ptr(), sequence.0, layer_idx, first, error) })
     }

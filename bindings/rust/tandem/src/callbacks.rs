@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: MIT
 //! What the library calls: a log and an allocator. A panic in either stays on this side.
+use crate::raw::address;
 use std::any::Any;
 use std::collections::BTreeMap;
-use std::ffi::{c_char, c_void, CStr};
+use std::ffi::{c_void, CStr};
 use std::ops::ControlFlow;
+use std::os::raw::c_char;
 use std::panic::{catch_unwind, resume_unwind, AssertUnwindSafe};
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -29,27 +31,28 @@ pub type Log = Arc<dyn Fn(LogLevel, &str) + Send + Sync>;
 
 /// Logs of live engines. The library is given a number instead of a pointer: a message that comes after the last owner is
 /// gone finds nothing.
-static LOGS: RwLock<BTreeMap<usize, Log>> = RwLock::new(BTreeMap::new());
+static LOGS: RwLock<Option<BTreeMap<usize, Log>>> = RwLock::new(None);
 /// Numbers are never used twice.
 static NEXT_LOG: AtomicUsize = AtomicUsize::new(1);
 
 /// An entry of `LOGS`, removed when the engine's last owner on this side is dropped.
+#[derive(Debug)]
 pub(crate) struct LogEntry(usize);
 
 impl LogEntry {
     pub(crate) fn new(log: Log) -> Arc<Self> {
         let number = NEXT_LOG.fetch_add(1, Ordering::Relaxed);
-        LOGS.write().unwrap_or_else(PoisonError::into_inner).insert(number, log);
+        LOGS.write().unwrap_or_else(PoisonError::into_inner).get_or_insert_with(BTreeMap::new).insert(number, log);
         Arc::new(Self(number))
     }
     pub(crate) fn user(&self) -> *mut c_void {
-        ptr::without_provenance_mut(self.0)
+        self.0 as *mut c_void // a number, never followed
     }
 }
 
 impl Drop for LogEntry {
     fn drop(&mut self) {
-        let removed = LOGS.write().unwrap_or_else(PoisonError::into_inner).remove(&self.0);
+        let removed = LOGS.write().unwrap_or_else(PoisonError::into_inner).as_mut().and_then(|logs| logs.remove(&self.0));
         drop(removed); // outside the lock: what the closure holds may be another engine
     }
 }
@@ -61,8 +64,15 @@ fn contain<T>(body: impl FnOnce() -> T) -> Option<T> {
 
 pub(crate) unsafe extern "C" fn log_entry(level: i32, message: *const c_char, user: *mut c_void) {
     contain(|| {
-        let log = LOGS.read().unwrap_or_else(PoisonError::into_inner).get(&user.addr()).cloned();
-        let Some(log) = log else { return };
+        let log = LOGS
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .as_ref()
+            .and_then(|logs| logs.get(&(user as usize)).cloned());
+        let log = match log {
+            Some(log) => log,
+            None => return,
+        };
         let level = match level {
             sys::TANDEM_LOG_ERROR => LogLevel::Error,
             sys::TANDEM_LOG_WARNING => LogLevel::Warning,
@@ -80,6 +90,12 @@ type Listener<'a> = dyn FnMut(i64, i64) -> ControlFlow<()> + Send + Sync + 'a;
 pub struct Progress<'a> {
     listener: Box<Listener<'a>>,
     panic: Option<Box<dyn Any + Send>>,
+}
+
+impl std::fmt::Debug for Progress<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Progress").field("panicked", &self.panic.is_some()).finish_non_exhaustive()
+    }
 }
 
 impl<'a> Progress<'a> {
@@ -138,13 +154,13 @@ unsafe impl Sync for Allocator {}
 impl Allocator {
     /// The allocator outlives every engine: memory may come back as late as the last cache goes.
     pub fn new<A: HostAllocator>(allocator: &'static A) -> Self {
-        Self { alloc: alloc_entry::<A>, free: free_entry::<A>, user: ptr::from_ref(allocator).cast_mut().cast() }
+        Self { alloc: alloc_entry::<A>, free: free_entry::<A>, user: address(allocator) as *mut c_void }
     }
 }
 
 impl std::fmt::Debug for Allocator {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Allocator").finish_non_exhaustive()
+        f.debug_tuple("Allocator").field(&self.user).finish()
     }
 }
 
@@ -167,6 +183,7 @@ unsafe extern "C" fn free_entry<A: HostAllocator>(data: *mut c_void, bytes: usiz
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::ffi::CString;
     use std::sync::Mutex;
 
     #[test]
@@ -178,15 +195,16 @@ mod tests {
             assert_ne!(text, "panic", "as the test wants");
         }));
         let user = entry.user();
-        let send = |level, text: &CStr| {
+        let send = |level, text: &str| {
+            let text = CString::new(text).unwrap();
             // SAFETY: a text and the number of an entry.
             unsafe { log_entry(level, text.as_ptr(), user) }
         };
-        send(2, c"one");
-        send(1, c"panic");
-        send(9, c"two");
+        send(2, "one");
+        send(1, "panic");
+        send(9, "two");
         drop(entry);
-        send(3, c"too late");
+        send(3, "too late");
         let seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
         let expected = [(LogLevel::Warning, "one"), (LogLevel::Error, "panic"), (LogLevel::Other(9), "two")];
         assert_eq!(*seen, expected.map(|(level, text)| (level, text.to_string())));

@@ -93,6 +93,26 @@ elements! {
     /// 64 elements: an f16 scale, an f16 minimum and 32 bytes of two codes.
     BlockQ4_64([u8; 36]), 2, Q4_64, 64;
 }
+// Views of slices of bits, for crates with floats of their own.
+macro_rules! of_bits {
+    ($($name:ident($bits:ty))+) => {$(
+        impl $name {
+            /// The same values, as a slice of this type. Floats of the crate `half` give their bits without unsafe code:
+            /// `F16::of_bits(values.reinterpret_cast())`, with its trait `HalfFloatSliceExt`.
+            pub fn of_bits(bits: &[$bits]) -> &[Self] {
+                // SAFETY: the type has one member, of that type, and the same size and alignment; any bits are a value.
+                unsafe { std::slice::from_raw_parts(bits.as_ptr().cast(), bits.len()) }
+            }
+            /// The same values, to be written.
+            pub fn of_bits_mut(bits: &mut [$bits]) -> &mut [Self] {
+                // SAFETY: as above, and borrowed exclusively.
+                unsafe { std::slice::from_raw_parts_mut(bits.as_mut_ptr().cast(), bits.len()) }
+            }
+        }
+    )+};
+}
+of_bits! { F16(u16) Bf16(u16) E4m3(u8) }
+
 impl sealed::Sealed for f32 {}
 impl Element for f32 {
     const DTYPE: Dtype = Dtype::F32;
@@ -113,6 +133,21 @@ mod tests {
         // SAFETY: takes a number.
         assert!(unsafe { sys::tandem_dtype_name(Dtype::ALL.len() as i32 + 1) }.is_null());
         assert_eq!(Dtype::from_name("f64"), None);
+    }
+
+    #[test]
+    fn bits_are_values() {
+        let mut bits = [0x3c00u16, 0xfc00];
+        assert_eq!(F16::of_bits(&bits), [F16(0x3c00), F16(0xfc00)]);
+        Bf16::of_bits_mut(&mut bits)[1] = Bf16(7);
+        assert_eq!(bits, [0x3c00, 7]);
+        assert_eq!(E4m3::of_bits(&[]), []);
+        fn alike<T, Bits>() {
+            assert_eq!((size_of::<T>(), align_of::<T>()), (size_of::<Bits>(), align_of::<Bits>()));
+        }
+        alike::<F16, u16>();
+        alike::<Bf16, u16>();
+        alike::<E4m3, u8>();
     }
 
     #[test]

@@ -8,9 +8,11 @@ use crate::model::Model;
 use crate::option_tables::{CacheOptions, SessionOptions};
 use crate::options::{EngineOptions, LayerOptions};
 use crate::plan::Plan;
+use crate::raw::{address, or_null};
 use crate::stats::MemoryPlan;
 use crate::tensor::{TensorMut, TensorRef};
 use std::ffi::CString;
+use std::mem::size_of;
 use std::ptr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,7 +20,7 @@ use tandem_sys as sys;
 
 /// The processors: a pool of CPU workers and, where a backend is named, a device. Clones are the same engine; any thread may
 /// use it at any time. Caches and sessions keep it alive.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct Engine {
     handle: Arc<Handle<sys::tandem_engine>>,
     pub(crate) log: Option<Arc<LogEntry>>,
@@ -35,10 +37,10 @@ pub(crate) fn check_abi() -> Result<()> {
     // SAFETY: takes and returns numbers.
     let version = unsafe { sys::tandem_version() };
     let (major_there, minor_there) = (version >> 16, version >> 8 & 255);
-    let what = format_args!(
+    let what = format!(
         "({minor}) = {fingerprint:#x}, these bindings are for {expected:#x}: libtandem {major_there}.{minor_there} is loaded"
     );
-    Err(Error::refuse("tandem", "tandem_abi_fingerprint", what))
+    Err(Error::refuse("tandem", "tandem_abi_fingerprint", format_args!("{what}")))
 }
 
 impl Engine {
@@ -119,7 +121,7 @@ impl Engine {
         lse_out: &sys::tandem_tensor,
         states: impl Iterator<Item = (&'a sys::tandem_tensor, &'a sys::tandem_tensor)>,
     ) -> Result<()> {
-        let (o, lse): (Vec<_>, Vec<_>) = states.map(|state| (ptr::from_ref(state.0), ptr::from_ref(state.1))).unzip();
+        let (o, lse): (Vec<_>, Vec<_>) = states.map(|state| (address(state.0), address(state.1))).unzip();
         let n = i32::try_from(o.len())
             .map_err(|_| Error::refuse("tandem_merge", "n_states", format_args!("= {} is too large", o.len())))?;
         let (o, lse, none) = (o.as_ptr(), lse.as_ptr(), ptr::null_mut());
@@ -145,7 +147,16 @@ impl Engine {
             // SAFETY: live handles; structs and the array live during the call.
             let planned = call(|error| unsafe {
                 let (lens, n) = (kv_lens.as_ptr(), kv_lens.len() as i64);
-                sys::tandem_plan_memory(&mut plan, self.as_ptr(), model.as_ptr(), or_null(&cache), session, lens, n, error)
+                sys::tandem_plan_memory(
+                    &mut plan,
+                    self.as_ptr(),
+                    model.as_ptr(),
+                    or_null(cache.as_ref()),
+                    session,
+                    lens,
+                    n,
+                    error,
+                )
             });
             Plan::new(MemoryPlan::from_raw(&plan), planned)
         })
@@ -164,9 +175,9 @@ impl Engine {
         let layer = layer.map(LayerOptions::raw).transpose()?;
         let cache = cache.map(|cache| cache.raw(1)).transpose()?;
         with_session(session, |session| {
-            let layer = layer.as_ref().map_or(ptr::null(), |layer| ptr::from_ref(&layer.raw));
+            let layer = or_null(layer.as_ref().map(|layer| &layer.raw));
             // SAFETY: a live handle; structs live during the call.
-            call(|why| unsafe { sys::tandem_supports(self.as_ptr(), layer, or_null(&cache), session, why) })
+            call(|why| unsafe { sys::tandem_supports(self.as_ptr(), layer, or_null(cache.as_ref()), session, why) })
         })
     }
 
@@ -174,10 +185,6 @@ impl Engine {
     pub fn as_ptr(&self) -> *mut sys::tandem_engine {
         self.handle.get()
     }
-}
-
-fn or_null<T>(options: &Option<T>) -> *const T {
-    options.as_ref().map_or(ptr::null(), ptr::from_ref)
 }
 
 fn with_session<R>(
@@ -212,5 +219,5 @@ pub fn cpu_isa_names() -> impl Iterator<Item = &'static str> {
 /// Whether this processor has that instruction set.
 pub fn cpu_isa_available(name: &str) -> bool {
     // SAFETY: a text that lives during the call.
-    CString::new(name).is_ok_and(|name| unsafe { sys::tandem_cpu_isa_available(name.as_ptr()) } == 1)
+    CString::new(name).map_or(false, |name| unsafe { sys::tandem_cpu_isa_available(name.as_ptr()) } == 1)
 }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 //! What a failed call says.
-use std::ffi::{c_char, CStr};
+use std::ffi::CStr;
 use std::fmt;
+use std::os::raw::c_char;
 use std::ptr;
 use tandem_sys as sys;
 

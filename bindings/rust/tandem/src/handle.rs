@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 //! A handle of the library that is released when it is dropped.
 use crate::error::{call, Result};
+use std::fmt;
 use std::ptr::{self, NonNull};
 use tandem_sys as sys;
 
@@ -41,6 +42,13 @@ impl<T: Released> Handle<T> {
     }
     pub(crate) fn get(&self) -> *mut T {
         self.0.as_ptr()
+    }
+}
+
+/// The address: the library is not asked.
+impl<T: Released> fmt::Debug for Handle<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Pointer::fmt(&self.0, f)
     }
 }
 

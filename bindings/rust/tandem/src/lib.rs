@@ -14,12 +14,27 @@
 //! [`Engine`], [`Model`] and [`Cache`] are references that can be cloned; the library counts its own: a session keeps its
 //! cache alive and a cache its engine and model, so values may be dropped in any order.
 //!
+//! A sequence is a [`SequenceId`], a name that is copied, or a [`Sequence`], which drops the sequence with itself.
+//!
+//! # Options
+//!
+//! Structs of options have public members and a setter for each: `SessionOptions::new().policy("hgca").window_tokens(512)`.
+//! They are `#[non_exhaustive]`: new members come with new versions, so no program outside of this crate writes them as
+//! literals.
+//!
+//! # The library
+//!
+//! `tandem-sys` finds `libtandem.so` when it is built: in `$TANDEM_LIB_DIR`, else through pkg-config. A program (`cargo
+//! run`, `cargo test` too) needs it again when it starts: where the loader does not search that folder, set
+//! `LD_LIBRARY_PATH` to it. After an install to `/usr/local`, `sudo ldconfig` does it once.
+//!
 //! # Threads
 //!
 //! | type | `Send` | `Sync` | why |
 //! |---|---|---|---|
 //! | [`Engine`], [`Model`], [`Weights`] | yes | yes | any thread may use them at any time |
 //! | [`Cache`] | yes | yes | changes are serialised by the cache's writer lock |
+//! | [`Sequence`] | yes | yes | a reference to its cache and a name |
 //! | [`Session`] | yes | yes | one thread at a time: every call takes `&mut self` |
 //! | [`Step`] | yes | yes | as the session that it borrows |
 //! | [`WeightsBlock`] | yes | yes | a reference to weights, an address and a stream |
@@ -27,10 +42,10 @@
 //!
 //! # Memory
 //!
-//! Tensors in host memory are borrowed slices whose shape and strides are checked against the slice's length when the view is
-//! made: no safe call reads or writes outside of it. What is in device memory enters through `unsafe` functions
-//! ([`TensorRef::from_raw`], [`TensorMut::from_raw`], [`Attend::on_stream`], [`Session::step_on`], [`Projection::on_device`],
-//! [`Weights::block_on`]).
+//! Tensors in host memory are borrowed slices whose shape and strides are checked against the slice's length when the view
+//! is made: no safe call reads or writes outside of it. What is in device memory enters through `unsafe` functions
+//! ([`TensorRef::from_raw`], [`TensorMut::from_raw`], [`Attend::on_stream`], [`Session::step_on`],
+//! [`Projection::on_device`], [`Weights::block_on`]).
 //!
 //! # Errors
 //!
@@ -38,8 +53,10 @@
 //! value. A failing call changes nothing. Callbacks that panic do not unwind into the library: see [`EngineOptions::log`]
 //! and [`HostAllocator`].
 
-#![warn(missing_docs)]
+#![warn(missing_docs, unsafe_op_in_unsafe_fn)] // the second for Rust before 1.74, which does not read [lints]
 
+#[macro_use]
+mod setters;
 mod attend;
 mod attend_tensors;
 mod cache;
@@ -55,7 +72,9 @@ mod patterns;
 mod plan;
 mod projection;
 mod pruning;
+mod raw;
 mod selection;
+mod sequence;
 mod session;
 mod stats;
 mod tensor;
@@ -76,6 +95,7 @@ pub use plan::Plan;
 pub use projection::{Norm, Projection, WeightOrder};
 pub use pruning::{Judge, Pruning, PruningRecord, PruningStage};
 pub use selection::Selection;
+pub use sequence::Sequence;
 pub use session::{Session, Step};
 pub use stats::{CacheStats, MemoryPlan, RoutePlan, SessionStats, WeightsStats};
 pub use tandem_sys as sys;

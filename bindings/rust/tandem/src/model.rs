@@ -8,7 +8,7 @@ use std::sync::Arc;
 use tandem_sys as sys;
 
 /// The geometry of a model's layers. Clones are the same model; any thread may use it at any time.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct Model {
     handle: Arc<Handle<sys::tandem_model>>,
     n_layers: usize,

@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: MIT
 // Made by tools/abi/generate.py from include/tandem/; not to be edited.
-//! Options of caches and sessions: `SessionOptions { policy: "hgca".into(), ..Default::default() }`.
+//! Options of caches and sessions: `SessionOptions::new().policy("hgca")`.
 use crate::dtype::Dtype;
 use crate::error::Result;
 use crate::options::{array, c_text, c_texts, pointer, Rotation};
 use crate::patterns::Patterns;
 use crate::pruning::Pruning;
+use crate::raw::or_null;
 use std::mem::size_of;
-use std::ptr;
 use tandem_sys as sys;
 
 /// How keys and values are stored.
 #[derive(Clone, Debug, Default, PartialEq)]
+#[non_exhaustive]
 pub struct CacheOptions {
     /// Storage type of keys, not `q4_64`; `None`: bf16.
     pub k_type: Option<Dtype>,
@@ -34,7 +35,27 @@ pub struct CacheOptions {
     pub x_type: Option<Dtype>,
 }
 
+setters! {
+    CacheOptions {
+        k_type: some Dtype,
+        v_type: some Dtype,
+        page_tokens: is i32,
+        host_cap_bytes: is i64,
+        device_cap_bytes: is i64,
+        layer_k_types: some_from Vec<Dtype>,
+        layer_v_types: some_from Vec<Dtype>,
+        k_rotation: is Rotation,
+        x_type: some Dtype,
+    }
+}
+
 impl CacheOptions {
+    /// The defaults.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
     /// The C struct, which points into `self`.
     pub(crate) fn raw(&self, n_layers: usize) -> Result<sys::tandem_cache_options> {
         let layer_k_types = array("layer_k_types", &self.layer_k_types, n_layers as i64, "n_layers")?;
@@ -56,6 +77,7 @@ impl CacheOptions {
 
 /// How a cache is attended.
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct SessionOptions {
     /// `true`: a step without a stream does not keep the CPU workers awake between its calls; each call wakes them, and
     /// they spin for `spin_ns` after it. For programs whose own threads compute on the same cores in between, as PyTorch's
@@ -129,7 +151,36 @@ impl Default for SessionOptions {
     }
 }
 
+setters! {
+    SessionOptions {
+        sleep_between_calls: is bool,
+        policy: from String,
+        layer_policies: from Vec<String>,
+        window_tokens: is i64,
+        sink_tokens: is i64,
+        alpha: is f32,
+        beta: is f32,
+        halo_tokens: is i64,
+        route: from String,
+        stream_buffer_bytes: is i64,
+        stream_fraction: is f64,
+        append_tokens: is i64,
+        stream_heads: is i64,
+        recompute_share: is f64,
+        streaming_heads: from Vec<bool>,
+        selection_indices: is i64,
+        pruning: some Pruning,
+        patterns: some Patterns,
+    }
+}
+
 impl SessionOptions {
+    /// The defaults.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
     /// Calls `function` with the C struct.
     pub(crate) fn with_raw<R>(&self, function: impl FnOnce(&sys::tandem_session_options) -> Result<R>) -> Result<R> {
         let policy = c_text("tandem_session_create", "policy", &self.policy)?;
@@ -159,8 +210,8 @@ impl SessionOptions {
             streaming_heads: pointer(Some(&streaming_heads[..]).filter(|flags| !flags.is_empty())),
             n_streaming_heads: streaming_heads.len() as i64,
             selection_indices: self.selection_indices,
-            pruning: pruning.as_ref().map_or(ptr::null(), |made| ptr::from_ref(&made.raw)),
-            patterns: patterns.as_ref().map_or(ptr::null(), |made| ptr::from_ref(&made.raw)),
+            pruning: or_null(pruning.as_ref().map(|made| &made.raw)),
+            patterns: or_null(patterns.as_ref().map(|made| &made.raw)),
         })
     }
 }

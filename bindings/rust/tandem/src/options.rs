@@ -6,8 +6,9 @@
 use crate::callbacks::{Allocator, Log, LogEntry};
 use crate::error::{Error, Result};
 use crate::projection::Projection;
-use std::ffi::{c_char, CString};
+use std::ffi::CString;
 use std::mem::size_of;
+use std::os::raw::c_char;
 use std::ptr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -57,8 +58,9 @@ fn or_null(text: &Option<CString>) -> *const c_char {
     text.as_ref().map_or(ptr::null(), |text| text.as_ptr())
 }
 
-/// How an engine is made.
+/// How an engine is made: `EngineOptions::new().n_threads(8)`.
 #[derive(Clone, Default)]
+#[non_exhaustive]
 pub struct EngineOptions {
     /// CPU workers, the calling thread included; 0: affinity mask and cgroup quota decide, and with a
     /// backend one CPU of four or more is left to the program's thread.
@@ -86,12 +88,34 @@ impl std::fmt::Debug for EngineOptions {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let mut out = f.debug_struct("EngineOptions");
         out.field("n_threads", &self.n_threads).field("cpu_isa", &self.cpu_isa).field("backend", &self.backend);
-        out.field("spin", &self.spin).field("pin_threads", &self.pin_threads).field("matmul_rows", &self.matmul_rows);
-        out.finish_non_exhaustive()
+        out.field("backend_path", &self.backend_path).field("allocator", &self.allocator);
+        out.field("log", &self.log.as_ref().map(|log| Arc::as_ptr(log).cast::<()>())).field("spin", &self.spin);
+        out.field("pin_threads", &self.pin_threads).field("matmul_rows", &self.matmul_rows);
+        out.finish()
+    }
+}
+
+setters! {
+    EngineOptions {
+        n_threads: is i32,
+        cpu_isa: some_from String,
+        backend: some_from String,
+        backend_path: some_from String,
+        allocator: some Allocator,
+        log: some Log,
+        spin: some Duration,
+        pin_threads: some bool,
+        matmul_rows: is i32,
     }
 }
 
 impl EngineOptions {
+    /// The defaults.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
     /// Calls `function` with the C struct.
     pub(crate) fn with_raw<R>(
         &self,
@@ -122,8 +146,9 @@ impl EngineOptions {
     }
 }
 
-/// Geometry of one layer.
+/// Geometry of one layer: `LayerOptions::new(8, 2, 64)`.
 #[derive(Clone, Debug, Default, PartialEq)]
+#[non_exhaustive]
 pub struct LayerOptions {
     /// A multiple of `n_kv_heads`.
     pub n_q_heads: i32,
@@ -179,7 +204,34 @@ pub(crate) fn pointer<T>(values: Option<&[T]>) -> *const T {
     values.map_or(ptr::null(), <[T]>::as_ptr)
 }
 
+setters! {
+    LayerOptions {
+        n_q_heads: is i32,
+        n_kv_heads: is i32,
+        k_head_dim: is i32,
+        v_head_dim: is i32,
+        v_aliases_k: is bool,
+        sm_scale: is f32,
+        soft_cap: is f32,
+        sliding_window_tokens: is i64,
+        sinks: some_from Vec<f32>,
+        rope: is Rope,
+        rope_dims: is i32,
+        rope_theta: is f64,
+        rope_position_scale: is f64,
+        rope_inv_freq: some_from Vec<f32>,
+        rope_attn_factor: is f64,
+        projection: some Projection,
+    }
+}
+
 impl LayerOptions {
+    /// A layer of these heads; the other members are defaults.
+    #[must_use]
+    pub fn new(n_q_heads: i32, n_kv_heads: i32, k_head_dim: i32) -> Self {
+        Self { n_q_heads, n_kv_heads, k_head_dim, ..Self::default() }
+    }
+
     /// The C structs, which point into `self`. Arrays have the lengths that the library takes them to have.
     pub(crate) fn raw(&self) -> Result<RawLayer> {
         let projection = self.projection.as_ref().map(|projection| projection.raw(self)).transpose()?.map(Box::new);
@@ -203,7 +255,7 @@ impl LayerOptions {
             rope_position_scale: self.rope_position_scale,
             rope_inv_freq: pointer(rope_inv_freq),
             rope_attn_factor: self.rope_attn_factor,
-            projection: projection.as_deref().map_or(ptr::null(), ptr::from_ref),
+            projection: crate::raw::or_null(projection.as_deref()),
         };
         Ok(RawLayer { raw, _projection: projection })
     }

@@ -40,9 +40,10 @@ impl BitOr for PatternKinds {
 ///
 /// ```
 /// # use tandem::{HeadPattern, PatternKinds};
-/// let head = HeadPattern { kinds: PatternKinds::A_SHAPE, sink_tokens: 4, window_tokens: 1020, ..Default::default() };
+/// let head = HeadPattern::new().kinds(PatternKinds::A_SHAPE).sink_tokens(4).window_tokens(1020);
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub struct HeadPattern {
     /// Whose keys are united; none: `FULL`.
     pub kinds: PatternKinds,
@@ -58,7 +59,24 @@ pub struct HeadPattern {
     pub n_blocks: i64,
 }
 
+setters! {
+    HeadPattern {
+        kinds: is PatternKinds,
+        sink_tokens: is i64,
+        window_tokens: is i64,
+        vertical_tokens: is i64,
+        slash_tokens: is i64,
+        n_blocks: is i64,
+    }
+}
+
 impl HeadPattern {
+    /// The defaults.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
     fn raw(&self) -> sys::tandem_head_pattern {
         sys::tandem_head_pattern {
             struct_size: size_of::<sys::tandem_head_pattern>() as u32,
@@ -85,6 +103,7 @@ impl HeadPattern {
 
 /// How a file of head patterns is read. All members are for files of gates: JSON has every size in it.
 #[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct PatternFileOptions {
     /// Query heads of a KV head; 0: 1.
     pub group_size: i64,
@@ -102,7 +121,22 @@ impl Default for PatternFileOptions {
     }
 }
 
+setters! {
+    PatternFileOptions {
+        group_size: is i64,
+        threshold: is f64,
+        sink_tokens: is i64,
+        window_tokens: is i64,
+    }
+}
+
 impl PatternFileOptions {
+    /// The defaults.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
     fn raw(&self) -> sys::tandem_pattern_file_options {
         sys::tandem_pattern_file_options {
             struct_size: size_of::<sys::tandem_pattern_file_options>() as u32,
@@ -120,10 +154,11 @@ impl PatternFileOptions {
 /// ```no_run
 /// # use tandem::{PatternFileOptions, Patterns, SessionOptions};
 /// let patterns = Patterns::read("patterns.json", &PatternFileOptions::default())?;
-/// let options = SessionOptions { policy: "patterns".into(), patterns: Some(patterns), ..Default::default() };
+/// let options = SessionOptions::new().policy("patterns").patterns(patterns);
 /// # Ok::<(), tandem::Error>(())
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub struct Patterns {
     /// A pattern for each query head, of each layer.
     pub layers: Vec<Vec<HeadPattern>>,
@@ -138,7 +173,19 @@ pub(crate) struct RawPatterns {
     _heads: Vec<sys::tandem_head_pattern>,
 }
 
+setters! {
+    Patterns {
+        layers: from Vec<Vec<HeadPattern>>,
+    }
+}
+
 impl Patterns {
+    /// The defaults.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
     /// Reads a file: JSON as MInference publishes it, or gates as DuoAttention publishes them.
     ///
     /// # Errors

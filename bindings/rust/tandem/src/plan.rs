@@ -6,6 +6,7 @@ use tandem_sys as sys;
 
 /// The result of [`Engine::plan_memory`](crate::Engine::plan_memory).
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Plan {
     /// What will be held.
     pub memory: MemoryPlan,

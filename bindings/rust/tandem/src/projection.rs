@@ -48,6 +48,7 @@ enum Matrices {
 /// How keys and values of a layer come from the hidden states x of its tokens, for the route `"recompute"`:
 /// k = rotate(norm(x) W_K + b_K), v = norm(x) W_V + b_V. It is to be what the caller's model does.
 #[derive(Clone, PartialEq)]
+#[non_exhaustive]
 pub struct Projection {
     /// Of x; a multiple of 8 up to 65,536.
     pub hidden_dim: i32,
@@ -70,6 +71,20 @@ pub struct Projection {
     matrices: Matrices,
 }
 
+setters! {
+    Projection {
+        hidden_dim: is i32,
+        w_order: is WeightOrder,
+        norm: is Norm,
+        norm_eps: is f32,
+        k_rope: is Rope,
+        b_k: some_from Vec<f32>,
+        b_v: some_from Vec<f32>,
+        norm_weight: some_from Vec<f32>,
+        norm_bias: some_from Vec<f32>,
+    }
+}
+
 impl Projection {
     fn of(hidden_dim: i32, matrices: Matrices) -> Self {
         let (w_order, norm, k_rope) = Default::default();
@@ -89,7 +104,7 @@ impl Projection {
     /// # Safety
     /// Both stay as they are while a model that is made with this projection, or a cache or session of it, lives.
     pub unsafe fn on_device(hidden_dim: i32, dtype: Dtype, w_k: *const c_void, w_v: *const c_void) -> Self {
-        Self::of(hidden_dim, Matrices::Device(dtype, [w_k.addr(), w_v.addr()]))
+        Self::of(hidden_dim, Matrices::Device(dtype, [w_k as usize, w_v as usize]))
     }
     /// By matrices of `dtype`, f16 or bf16, that are blocks of offloaded weights: each session is told which, by
     /// [`Session::use_weights`](crate::Session::use_weights).
@@ -102,22 +117,24 @@ impl Projection {
         let v_head_dim = if layer.v_head_dim == 0 { layer.k_head_dim } else { layer.v_head_dim };
         let columns = [layer.k_head_dim, v_head_dim].map(|dim| i64::from(layer.n_kv_heads) * i64::from(dim));
         let held = match &self.matrices {
-            Matrices::F16(both) => Some(both.each_ref().map(|w| w.len())),
-            Matrices::Bf16(both) => Some(both.each_ref().map(|w| w.len())),
+            Matrices::F16(both) => Some([both[0].len(), both[1].len()]),
+            Matrices::Bf16(both) => Some([both[0].len(), both[1].len()]),
             Matrices::Device(..) | Matrices::Blocks(_) => None,
         };
         for (i, name) in ["projection.w_k", "projection.w_v"].into_iter().enumerate() {
             let expected = columns[i].saturating_mul(self.hidden_dim.into());
-            if held.is_some_and(|lens| lens[i] as i64 != expected) {
+            if held.map_or(false, |lens| lens[i] as i64 != expected) {
                 let n = held.map_or(0, |lens| lens[i]);
-                let what = format_args!("has {n} values, must have hidden_dim * n_kv_heads * head_dim = {expected}");
-                return Err(Error::refuse("tandem", name, what));
+                let what = "values, must have hidden_dim * n_kv_heads * head_dim =";
+                return Err(Error::refuse("tandem", name, format_args!("has {n} {what} {expected}")));
             }
         }
         let (device_type, w_type, [w_k, w_v]) = match &self.matrices {
-            Matrices::F16(both) => (sys::TANDEM_DEVICE_HOST, Dtype::F16, both.each_ref().map(|w| w.as_ptr().cast())),
-            Matrices::Bf16(both) => (sys::TANDEM_DEVICE_HOST, Dtype::Bf16, both.each_ref().map(|w| w.as_ptr().cast())),
-            Matrices::Device(dtype, both) => (sys::TANDEM_DEVICE_CUDA, *dtype, both.map(ptr::without_provenance)),
+            Matrices::F16(both) => (sys::TANDEM_DEVICE_HOST, Dtype::F16, [both[0].as_ptr().cast(), both[1].as_ptr().cast()]),
+            Matrices::Bf16(both) => {
+                (sys::TANDEM_DEVICE_HOST, Dtype::Bf16, [both[0].as_ptr().cast(), both[1].as_ptr().cast()])
+            }
+            Matrices::Device(dtype, both) => (sys::TANDEM_DEVICE_CUDA, *dtype, both.map(|address| address as *const c_void)),
             Matrices::Blocks(dtype) => (sys::TANDEM_DEVICE_HOST, *dtype, [ptr::null(); 2]),
         };
         let hidden = self.hidden_dim.into();

@@ -23,9 +23,10 @@ pub enum Judge {
 ///
 /// ```
 /// # use tandem::{Judge, PruningStage};
-/// let stage = PruningStage { refresh_interval: 4, ..PruningStage::new(Judge::Bounds, 8, 2048) };
+/// let stage = PruningStage::new(Judge::Bounds, 8, 2048).refresh_interval(4);
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub struct PruningStage {
     /// How chunks get their scores.
     pub judge: Judge,
@@ -43,6 +44,19 @@ pub struct PruningStage {
     pub from_tokens: i64,
     /// and fewer than these; 0: no limit.
     pub to_tokens: i64,
+}
+
+setters! {
+    PruningStage {
+        judge: is Judge,
+        query_block: is i32,
+        plus_next: is bool,
+        chunk_tokens: is i64,
+        keep_tokens: is i64,
+        refresh_interval: is i64,
+        from_tokens: is i64,
+        to_tokens: is i64,
+    }
 }
 
 impl PruningStage {
@@ -77,6 +91,7 @@ impl PruningStage {
 
 /// Which keys a layer's queries attend: sinks, window, and the chunks that the last stage has kept.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub struct PruningRecord {
     /// First tokens, always attended: a multiple of the largest `chunk_tokens`; -1: 64.
     pub sink_tokens: i64,
@@ -93,7 +108,21 @@ impl Default for PruningRecord {
     }
 }
 
+setters! {
+    PruningRecord {
+        sink_tokens: is i64,
+        window_tokens: is i64,
+        stages: from Vec<PruningStage>,
+    }
+}
+
 impl PruningRecord {
+    /// The defaults.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
     fn raw(&self, stages: &[sys::tandem_pruning_stage]) -> sys::tandem_pruning_record {
         sys::tandem_pruning_record {
             struct_size: size_of::<sys::tandem_pruning_record>() as u32,
@@ -110,12 +139,12 @@ impl PruningRecord {
 ///
 /// ```
 /// # use tandem::{Judge, Pruning, PruningRecord, PruningStage, SessionOptions};
-/// let paper = Pruning { preset: "3k-fast".into(), ..Default::default() };
-/// let stages = vec![PruningStage::new(Judge::Bounds, 16, 2048)];
-/// let own = Pruning { decode: vec![PruningRecord { stages, ..Default::default() }], ..paper };
-/// let options = SessionOptions { policy: "hip".into(), pruning: Some(own), ..Default::default() };
+/// let paper = Pruning::new().preset("3k-fast");
+/// let own = paper.decode([PruningRecord::new().stages([PruningStage::new(Judge::Bounds, 16, 2048)])]);
+/// let options = SessionOptions::new().policy("hip").pruning(own);
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub struct Pruning {
     /// All KV heads share one list; else each has its own.
     pub shared_lists: bool,
@@ -164,7 +193,22 @@ pub(crate) struct RawPruning {
     _records: [RawRecords; 2],
 }
 
+setters! {
+    Pruning {
+        shared_lists: is bool,
+        preset: from String,
+        decode: from Vec<PruningRecord>,
+        append: from Vec<PruningRecord>,
+    }
+}
+
 impl Pruning {
+    /// The defaults.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
     pub(crate) fn raw(&self) -> Result<RawPruning> {
         let preset = c_text("tandem_session_create", "pruning.preset", &self.preset)?;
         let records = [&self.decode, &self.append].map(|records| RawRecords::new(records));

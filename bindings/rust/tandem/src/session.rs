@@ -15,6 +15,7 @@ use tandem_sys as sys;
 
 /// How a cache is attended: a policy and its memory of what was attended. Several sessions may read one cache. It keeps its
 /// cache alive. One thread at a time: every call takes `&mut self`.
+#[derive(Debug)]
 pub struct Session {
     handle: Handle<sys::tandem_session>,
     _log: Option<Arc<LogEntry>>, // after the handle: dropped after its release
@@ -200,6 +201,7 @@ impl Session {
 
 /// A step of a session: ended by [`end`](Step::end), which reports what went wrong, or by dropping it, which does not. A step
 /// in which a layer got fewer tokens than declared takes its sequences back to where they were.
+#[derive(Debug)]
 #[must_use = "dropping a step ends it"]
 pub struct Step<'s> {
     session: Option<&'s mut Session>,
@@ -228,7 +230,10 @@ impl Step<'_> {
         self.close()
     }
     fn close(&mut self) -> Result<()> {
-        let Some(session) = self.session.take() else { return Ok(()) };
+        let session = match self.session.take() {
+            Some(session) => session,
+            None => return Ok(()),
+        };
         // SAFETY: a live handle that no other thread uses, and the stream that the step began on.
         call(|error| unsafe { sys::tandem_step_end(session.as_ptr(), self.stream, error) })
     }

@@ -5,6 +5,7 @@
 //! checks the rest (types, alignment, shapes against the layer, overlap) on every call.
 use crate::dtype::{Dtype, Element};
 use crate::error::{Error, Result};
+use std::ffi::c_void;
 use std::marker::PhantomData;
 use std::mem::size_of;
 use tandem_sys as sys;
@@ -61,7 +62,7 @@ fn describe(shape: &[usize], strides: Option<&[usize]>) -> Result<(sys::tandem_t
     if n_dims == 0 || n_dims > 4 {
         return refuse("shape", format_args!("= {shape:?} does not have 1 to 4 dimensions"));
     }
-    if strides.is_some_and(|strides| strides.len() != n_dims) {
+    if strides.map_or(false, |strides| strides.len() != n_dims) {
         return refuse("strides", format_args!("= {strides:?} does not have {n_dims} dimensions as the shape"));
     }
     let mut raw = EMPTY;
@@ -70,10 +71,10 @@ fn describe(shape: &[usize], strides: Option<&[usize]>) -> Result<(sys::tandem_t
     let mut last = Some(0usize); // index of the last element
     for d in (0..n_dims).rev() {
         let stride = strides.map_or(packed, |strides| strides[d]);
-        let (Ok(length), Ok(step)) = (i64::try_from(shape[d]), i64::try_from(stride)) else {
-            return refuse("shape", format_args!("= {shape:?}{} is more than memory can hold", with(strides)));
-        };
-        (raw.shape[d], raw.stride[d]) = (length, step);
+        match (i64::try_from(shape[d]), i64::try_from(stride)) {
+            (Ok(length), Ok(step)) => (raw.shape[d], raw.stride[d]) = (length, step),
+            _ => return refuse("shape", format_args!("= {shape:?}{} is more than memory can hold", with(strides))),
+        }
         last = last.and_then(|last| shape[d].saturating_sub(1).checked_mul(stride)?.checked_add(last));
         packed = match packed.checked_mul(shape[d].max(1)) {
             Some(packed) => packed,
@@ -102,7 +103,7 @@ fn view<T: Element>(data: *mut T, len: usize, shape: &[usize], strides: Option<&
 /// Refuses a view of `span` elements into `len` values of `n_elements` elements each that are fewer.
 #[inline]
 fn check_span(len: usize, n_elements: usize, span: usize, shape: &[usize], strides: Option<&[usize]>) -> Result<()> {
-    if span.div_ceil(n_elements) > len {
+    if span > 0 && (span - 1) / n_elements >= len {
         let held = len.saturating_mul(n_elements);
         return refuse("data", format_args!("has {held} elements, shape {shape:?}{} reaches {span}", with(strides)));
     }
@@ -147,7 +148,7 @@ impl<'a> TensorRef<'a> {
     /// dimensions (`shape`).
     #[inline]
     pub fn new<T: Element>(data: &'a [T], shape: &[usize]) -> Result<Self> {
-        Ok(Self { raw: view(data.as_ptr().cast_mut(), data.len(), shape, None)?, data: PhantomData })
+        Ok(Self { raw: view(data.as_ptr() as *mut T, data.len(), shape, None)?, data: PhantomData })
     }
     /// The same with strides, in elements; that of the last dimension is 1.
     ///
@@ -155,7 +156,7 @@ impl<'a> TensorRef<'a> {
     /// As [`TensorRef::new`], and for a number of strides that differs from that of dimensions (`strides`).
     #[inline]
     pub fn strided<T: Element>(data: &'a [T], shape: &[usize], strides: &[usize]) -> Result<Self> {
-        Ok(Self { raw: view(data.as_ptr().cast_mut(), data.len(), shape, Some(strides))?, data: PhantomData })
+        Ok(Self { raw: view(data.as_ptr() as *mut T, data.len(), shape, Some(strides))?, data: PhantomData })
     }
     /// A view of indices. They are no [`Element`], since no other tensor consists of them.
     #[inline]
@@ -163,7 +164,7 @@ impl<'a> TensorRef<'a> {
         let (mut raw, span) = describe(shape, strides)?;
         check_span(data.len(), 1, span, shape, strides)?;
         raw.dtype = sys::TANDEM_I32;
-        raw.data = data.as_ptr().cast_mut().cast();
+        raw.data = data.as_ptr() as *mut c_void;
         Ok(Self { raw, data: PhantomData })
     }
     accessors!();

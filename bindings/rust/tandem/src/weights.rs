@@ -13,6 +13,7 @@ use tandem_sys as sys;
 
 /// How offloaded weights are kept. Zeros are defaults.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct WeightsOptions {
     /// Device memory for blocks that stay, chosen evenly over the order; 0: none stays.
     pub resident_bytes: i64,
@@ -24,8 +25,26 @@ pub struct WeightsOptions {
     pub device_cap_bytes: i64,
 }
 
+setters! {
+    WeightsOptions {
+        resident_bytes: is i64,
+        buffer_bytes: is i64,
+        host_cap_bytes: is i64,
+        device_cap_bytes: is i64,
+    }
+}
+
+impl WeightsOptions {
+    /// The defaults.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+}
+
 /// A model's weights where the device has no room for all of them: blocks of bytes in the order in which a token uses them, of
 /// which some stay on the device and the others cross the bus, over and over, while what came before them computes. Any thread.
+#[derive(Debug)]
 pub struct Weights {
     handle: Handle<sys::tandem_weights>,
     _log: Option<Arc<LogEntry>>, // after the handle: dropped after its release
@@ -98,6 +117,7 @@ impl Weights {
 
 /// A block that is in use. What its stream has been asked for until this is dropped, or [`done`](WeightsBlock::done), is all
 /// that reads it: others may be sent to its place after that.
+#[derive(Debug)]
 #[must_use = "a block is in use until it is dropped"]
 pub struct WeightsBlock<'w> {
     weights: Option<&'w Weights>,
@@ -124,7 +144,10 @@ impl WeightsBlock<'_> {
         self.close()
     }
     fn close(&mut self) -> Result<()> {
-        let Some(weights) = self.weights.take() else { return Ok(()) };
+        let weights = match self.weights.take() {
+            Some(weights) => weights,
+            None => return Ok(()),
+        };
         // SAFETY: a live handle, and the stream that the use began on.
         call(|error| unsafe { sys::tandem_weights_done(weights.as_ptr(), self.block_idx, self.stream, error) })
     }

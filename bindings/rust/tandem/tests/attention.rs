@@ -261,16 +261,16 @@ fn policies_select_and_count() {
     let mut streaming = world.session("streaming");
     assert_eq!(streaming.selection(world.sequence, 0, 0).unwrap(), (0..16).chain(237..300).collect::<Vec<i64>>());
     // Of one of the heads alone.
-    let mut options = SessionOptions { window_tokens: 64, sink_tokens: 16, ..Default::default() };
+    let mut options = SessionOptions::new().window_tokens(64).sink_tokens(16);
     options.streaming_heads = (0..KV_HEADS).map(|head| head == 1).collect();
     let mut session = Session::new(&world.cache, &options).unwrap();
     assert_eq!(session.selection(world.sequence, 0, 0).unwrap().len(), 300);
     assert_eq!(session.selection(world.sequence, 0, 1).unwrap(), (0..16).chain(237..300).collect::<Vec<i64>>());
-    let by_layer = SessionOptions { layer_policies: vec!["streaming".into()], ..options.clone() };
-    let by_layer = SessionOptions { streaming_heads: Vec::new(), ..by_layer };
+    let by_layer = options.clone().layer_policies(vec!["streaming".into()]);
+    let by_layer = by_layer.streaming_heads(Vec::new());
     let mut session = Session::new(&world.cache, &by_layer).unwrap();
     assert_eq!(session.selection(world.sequence, 0, 0).unwrap(), (0..16).chain(237..300).collect::<Vec<i64>>());
-    let unknown = SessionOptions { layer_policies: vec!["nothing".into()], ..by_layer };
+    let unknown = by_layer.layer_policies(vec!["nothing".into()]);
     refused(Session::new(&world.cache, &unknown), Status::NotFound, "layer_policies[0]", "nothing");
     options.streaming_heads.push(false);
     refused(Session::new(&world.cache, &options), Status::InvalidArgument, "n_streaming_heads", "3");
@@ -280,18 +280,18 @@ fn policies_select_and_count() {
 #[test]
 fn plans_and_capabilities() {
     let world = World::new(N, 2);
-    let options = CacheOptions { k_type: Some(Dtype::F32), page_tokens: 16, ..Default::default() };
+    let options = CacheOptions::new().k_type(Dtype::F32).page_tokens(16);
     let plan = world.engine.plan_memory(&world.model, Some(&options), None, &[300]).unwrap();
     assert_eq!((plan.memory.host_kv_bytes, plan.exceeds.is_none()), (world.cache.stats().unwrap().host_kv_bytes, true));
     assert!(plan.report().unwrap().contains(&format!("\"host_kv_bytes\":{}", plan.memory.host_kv_bytes)));
-    let capped = CacheOptions { host_cap_bytes: 1 << 20, ..options };
+    let capped = options.host_cap_bytes(1 << 20);
     let plan = world.engine.plan_memory(&world.model, Some(&capped), None, &[1 << 20]).unwrap();
     assert_eq!(plan.exceeds.map(|error| error.status()), Some(Status::Capacity));
     assert!(plan.memory.host_kv_bytes > 1 << 20);
 
     let engine = &world.engine;
     engine.supports(Some(&layer()), Some(&CacheOptions::default()), Some(&SessionOptions::default())).unwrap();
-    let odd = LayerOptions { k_head_dim: 65, ..layer() };
+    let odd = layer().k_head_dim(65);
     refused(engine.supports(Some(&odd), None, None), Status::Unsupported, "layer.k_head_dim", "65");
     assert!(engine.report().unwrap().starts_with("{\"version\":\"0.2."));
     assert_eq!(version().0, 0);

@@ -4,7 +4,8 @@
 //! tests are left out, and say so.
 mod common;
 use common::*;
-use std::ffi::{c_char, c_int, c_void, CStr, CString};
+use std::ffi::{c_void, CStr, CString};
+use std::os::raw::{c_char, c_int};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tandem::*;
@@ -50,8 +51,7 @@ impl Module {
     }
     fn engine(&self) -> Engine {
         let backend = if self.controls.is_some() { "standin" } else { "cuda" };
-        let (backend, backend_path) = (Some(backend.to_string()), Some(self.path.clone()));
-        let options = EngineOptions { backend, backend_path, n_threads: 2, pin_threads: Some(false), ..Default::default() };
+        let options = EngineOptions::new().backend(backend).backend_path(&self.path).n_threads(2).pin_threads(false);
         Engine::new(&options).unwrap()
     }
 }
@@ -135,7 +135,7 @@ impl Projected {
             false => Projection::bf16(HIDDEN as i32, bf16(&self.w[0]), bf16(&self.w[1])),
         };
         (projection.w_order, projection.b_k) = (WeightOrder::OutIn, Some(self.b_k.clone()));
-        LayerOptions { projection: Some(projection), ..layer() }
+        layer().projection(projection)
     }
     /// Keys and values of hidden states.
     fn of(&self, x: &[f32]) -> [Vec<f32>; 2] {
@@ -147,7 +147,7 @@ impl Projected {
         [all(&self.w[0], &|j| f64::from(self.b_k[j])), all(&self.w[1], &|_| 0.0)]
     }
     fn cache(&self, engine: &Engine) -> Cache {
-        let options = CacheOptions { k_type: Some(Dtype::F32), x_type: Some(Dtype::Bf16), ..Default::default() };
+        let options = CacheOptions::new().k_type(Dtype::F32).x_type(Dtype::Bf16);
         Cache::new(engine, &Model::new(&[self.layer()]).unwrap(), &options).unwrap()
     }
 }
@@ -197,20 +197,20 @@ fn projections_that_are_refused() {
     refused(model(&|p| p.norm_eps = f32::NAN), INVALID, "layers[0].projection.norm_eps", "nan");
     let bias = |p: &mut Projection| (p.norm, p.norm_bias) = (Norm::Rms, Some(vec![0.0; HIDDEN]));
     refused(model(&bias), INVALID, "layers[0].projection.norm_bias", "TANDEM_NORM_LAYER");
-    let mut rotated = LayerOptions { rope: Rope::Halves, ..Projected::new().layer() };
+    let mut rotated = Projected::new().layer().rope(Rope::Halves);
     rotated.projection.as_mut().unwrap().k_rope = Rope::Halves;
     refused(Model::new(&[rotated]), INVALID, "layers[0].projection.k_rope", "the library rotates");
     // SAFETY: refused before it is read.
     let f32s = unsafe { Projection::on_device(64, Dtype::F32, std::ptr::null(), std::ptr::null()) };
-    let f32s = LayerOptions { projection: Some(f32s), ..layer() };
+    let f32s = layer().projection(f32s);
     refused(Model::new(&[f32s]), Status::Unsupported, "layers[0].projection.w_type", "f32");
-    let f32s = LayerOptions { projection: Some(Projection::in_blocks(64, Dtype::F32)), ..layer() };
+    let f32s = layer().projection(Projection::in_blocks(64, Dtype::F32));
     refused(Model::new(&[f32s]), Status::Unsupported, "layers[0].projection.w_type", "f32");
     // SAFETY: likewise.
     let one = unsafe { Projection::on_device(64, Dtype::F16, std::ptr::without_provenance(16), std::ptr::null()) };
-    let one = LayerOptions { projection: Some(one), ..layer() };
+    let one = layer().projection(one);
     refused(Model::new(&[one]), INVALID, "layers[0].projection.w_v", "the other is given");
-    let options = CacheOptions { x_type: Some(Dtype::Bf16), ..Default::default() };
+    let options = CacheOptions::new().x_type(Dtype::Bf16);
     let cache = Cache::new(&engine(), &Model::new(&[layer()]).unwrap(), &options);
     refused(cache.map(drop), INVALID, "x_type", "no layer has a projection");
 }
@@ -222,13 +222,13 @@ impl OnDevice {
     fn new(engine: &Engine, contents: &[&[f32]]) -> Self {
         let blocks: Vec<Vec<u8>> = contents.iter().map(|values| bytes(values)).collect();
         let blocks: Vec<&[u8]> = blocks.iter().map(Vec::as_slice).collect();
-        let weights = Weights::new(engine, &blocks, &WeightsOptions { resident_bytes: 1 << 30, ..Default::default() });
+        let weights = Weights::new(engine, &blocks, &WeightsOptions::new().resident_bytes(1 << 30));
         let weights = weights.unwrap();
         assert_eq!(weights.stats().unwrap().n_resident, contents.len() as i64);
         Self(weights)
     }
     fn at(&self, i: i32) -> *mut c_void {
-        self.0.block(i).unwrap().data().cast_mut()
+        self.0.block(i).unwrap().data() as *mut _
     }
     fn tensor(&self, i: i32, shape: &[usize]) -> sys::tandem_tensor {
         let values = vec![0f32; shape.iter().product()];
@@ -260,7 +260,7 @@ struct Rebuilt {
 
 impl Rebuilt {
     fn options() -> SessionOptions {
-        SessionOptions { window_tokens: WINDOW as i64, route: "recompute".into(), ..Default::default() }
+        SessionOptions::new().window_tokens(WINDOW as i64).route("recompute")
     }
     fn new(engine: &Engine, projected: &Projected) -> Self {
         let cache = projected.cache(engine);
@@ -308,7 +308,7 @@ fn keys_are_named_in_device_memory() {
     let bits = idx.map(|key: i32| f32::from_bits(key as u32));
     let o = vec![f32::NAN; q.len()];
     let memory = OnDevice::new(&world.engine, &[&q, &bits, &o]);
-    let options = SessionOptions { window_tokens: WINDOW as i64, ..Default::default() };
+    let options = SessionOptions::new().window_tokens(WINDOW as i64);
     let mut session = Session::new(&world.cache, &options).unwrap();
     // SAFETY: memory of the device, which lives longer than the call is under way.
     unsafe {
@@ -337,7 +337,7 @@ fn keys_are_made_of_hidden_states() {
     rebuilt.check(&module);
 
     let options = Rebuilt::options();
-    let share = SessionOptions { recompute_share: 2.0, ..options.clone() };
+    let share = options.clone().recompute_share(2.0);
     refused(Session::new(&rebuilt.cache, &share).map(drop), Status::InvalidArgument, "recompute_share", "at most 1");
     let plain = World::on(module.engine(), 1, 1);
     refused(Session::new(&plain.cache, &options).map(drop), Status::Unsupported, "route", "has no projection");
@@ -373,7 +373,7 @@ fn keys_are_made_by_offloaded_weights() {
 fn plans_of_calls() {
     let Some(module) = Module::open() else { return };
     let world = World::on(module.engine(), 300, 1);
-    let options = SessionOptions { window_tokens: WINDOW as i64, route: "stream".into(), ..Default::default() };
+    let options = SessionOptions::new().window_tokens(WINDOW as i64).route("stream");
     let mut session = Session::new(&world.cache, &options).unwrap();
     let plan = session.plan(0, &[100_000], Some(&[1])).unwrap();
     assert!(plan.stream_tokens > 0 && plan.host_tokens == 0, "{plan:?}");
@@ -391,7 +391,7 @@ fn blocks_are_what_was_given() {
     let blocks: Vec<Vec<u8>> = (0..7u8).map(|i| (0..3000 + 100 * u32::from(i)).map(|j| (j as u8) ^ i).collect()).collect();
     let slices: Vec<&[u8]> = blocks.iter().map(Vec::as_slice).collect();
     let engine = module.engine();
-    let weights = Weights::new(&engine, &slices, &WeightsOptions { resident_bytes: 8000, ..Default::default() }).unwrap();
+    let weights = Weights::new(&engine, &slices, &WeightsOptions::new().resident_bytes(8000)).unwrap();
     drop(engine); // the weights keep it
     if let Some(controls) = module.controls {
         // SAFETY: takes a number.
@@ -432,14 +432,9 @@ fn weights_that_are_refused() {
     const INVALID: Status = Status::InvalidArgument;
     refused(new(&[], Default::default()), INVALID, "n_blocks", "0");
     refused(new(&[one, &[]], Default::default()), INVALID, "n_bytes[1]", "0");
-    refused(new(&[one], WeightsOptions { buffer_bytes: -1, ..Default::default() }), INVALID, "buffer_bytes", "-1");
-    refused(
-        new(&[one], WeightsOptions { device_cap_bytes: 9, ..Default::default() }),
-        Status::Capacity,
-        "device_cap_bytes",
-        "9",
-    );
-    let weights = Weights::new(&engine, &[one; 3], &WeightsOptions { buffer_bytes: 2048, ..Default::default() }).unwrap();
+    refused(new(&[one], WeightsOptions::new().buffer_bytes(-1)), INVALID, "buffer_bytes", "-1");
+    refused(new(&[one], WeightsOptions::new().device_cap_bytes(9)), Status::Capacity, "device_cap_bytes", "9");
+    let weights = Weights::new(&engine, &[one; 3], &WeightsOptions::new().buffer_bytes(2048)).unwrap();
     refused(weights.block(3).map(drop), INVALID, "block_idx", "3");
     let (first, second) = (weights.block(0).unwrap(), weights.block(1).unwrap());
     refused(weights.block(2).map(drop), Status::InvalidState, "block_idx", "in use (0, 1)");

@@ -53,7 +53,7 @@ fn model_options() {
     refused(new(|o| o.k_head_dim = 65), Status::Unsupported, "layers[1].k_head_dim", "65");
     refused(new(|o| o.sinks = Some(vec![0.0; 7])), INVALID, "sinks", "has 7 values, must have n_q_heads = 8");
     refused(new(|o| o.rope_inv_freq = Some(vec![1.0; 31])), INVALID, "rope_inv_freq", "rope_dims / 2 = 32");
-    let rope = LayerOptions { rope: Rope::Halves, rope_inv_freq: Some(vec![1.0; 32]), sinks: Some(vec![0.0; 8]), ..layer() };
+    let rope = layer().rope(Rope::Halves).rope_inv_freq(vec![1.0; 32]).sinks(vec![0.0; 8]);
     assert_eq!(Model::new(&[rope]).unwrap().n_layers(), 1);
 }
 
@@ -61,21 +61,21 @@ fn model_options() {
 fn cache_and_session_options() {
     let world = World::new(10, 2);
     let cache = |options: CacheOptions| Cache::new(&world.engine, &world.model, &options);
-    refused(cache(CacheOptions { page_tokens: 48, ..Default::default() }), INVALID, "page_tokens", "48");
-    refused(cache(CacheOptions { host_cap_bytes: -1, ..Default::default() }), INVALID, "host_cap_bytes", "-1");
-    refused(cache(CacheOptions { host_cap_bytes: 1000, ..Default::default() }), Status::Capacity, "host_cap_bytes", "1000");
-    let short = CacheOptions { layer_v_types: Some(vec![Dtype::F16]), ..Default::default() };
+    refused(cache(CacheOptions::new().page_tokens(48)), INVALID, "page_tokens", "48");
+    refused(cache(CacheOptions::new().host_cap_bytes(-1)), INVALID, "host_cap_bytes", "-1");
+    refused(cache(CacheOptions::new().host_cap_bytes(1000)), Status::Capacity, "host_cap_bytes", "1000");
+    let short = CacheOptions::new().layer_v_types(vec![Dtype::F16]);
     refused(cache(short), INVALID, "layer_v_types", "has 1 values, must have n_layers = 2");
-    let mixed = CacheOptions { layer_k_types: Some(vec![Dtype::F16, Dtype::Q4_0]), ..Default::default() };
+    let mixed = CacheOptions::new().layer_k_types(vec![Dtype::F16, Dtype::Q4_0]);
     cache(mixed).unwrap();
-    let hidden = CacheOptions { layer_k_types: Some(vec![Dtype::F16, Dtype::Q4_64]), ..Default::default() };
+    let hidden = CacheOptions::new().layer_k_types(vec![Dtype::F16, Dtype::Q4_64]);
     refused(cache(hidden), Status::Unsupported, "layer_k_types[1]", "q4_64");
 
     let session = |options: SessionOptions| Session::new(&world.cache, &options);
-    refused(session(SessionOptions { policy: "dice".into(), ..Default::default() }), Status::NotFound, "policy", "dice");
-    refused(session(SessionOptions { policy: "a\0".into(), ..Default::default() }), INVALID, "policy", "zero byte");
-    refused(session(SessionOptions { window_tokens: -2, ..Default::default() }), INVALID, "window_tokens", "-2");
-    refused(session(SessionOptions { alpha: f32::NAN, ..Default::default() }), INVALID, "alpha", "nan");
+    refused(session(SessionOptions::new().policy("dice")), Status::NotFound, "policy", "dice");
+    refused(session(SessionOptions::new().policy("a\0")), INVALID, "policy", "zero byte");
+    refused(session(SessionOptions::new().window_tokens(-2)), INVALID, "window_tokens", "-2");
+    refused(session(SessionOptions::new().alpha(f32::NAN)), INVALID, "alpha", "nan");
 }
 
 #[test]
@@ -253,8 +253,8 @@ fn heap() -> (&'static Heap, EngineOptions) {
     let no = || AtomicBool::new(false);
     let owner = std::thread::current().id();
     let heap = &*Box::leak(Box::new(Heap { refuses: no(), waits: no(), waiting: no(), owner }));
-    let options = EngineOptions { n_threads: 2, pin_threads: Some(false), ..Default::default() };
-    (heap, EngineOptions { allocator: Some(Allocator::new(heap)), ..options })
+    let options = EngineOptions::new().n_threads(2).pin_threads(false);
+    (heap, options.allocator(Allocator::new(heap)))
 }
 
 #[test]
@@ -273,8 +273,7 @@ fn an_allocator_that_panics_refuses() {
 fn a_drain_that_takes_too_long() {
     let (heap, options) = heap();
     let world = World::on(Engine::new(&options).unwrap(), 0, 1);
-    let options =
-        SessionOptions { policy: "hgca".into(), window_tokens: 16, sink_tokens: 0, beta: 0.0, ..Default::default() };
+    let options = SessionOptions::new().policy("hgca").window_tokens(16).sink_tokens(0).beta(0.0);
     let mut session = Session::new(&world.cache, &options).unwrap();
     let (q, k, v) = (numbers(Q_HEADS * DIM, 3), numbers(KV_HEADS * DIM, 4), numbers(KV_HEADS * DIM, 5));
     let mut o = vec![f32::NAN; q.len()];
@@ -320,6 +319,6 @@ fn threads_that_cannot_be_started() {
     // SAFETY: RLIMIT_AS and a struct of two numbers.
     assert_eq!(unsafe { setrlimit(9, &[pages * 4096 + (512 << 20); 2]) }, 0);
     const EAGAIN: i64 = 11;
-    let error = Engine::new(&EngineOptions { n_threads: 1000, ..Default::default() }).map(drop).unwrap_err();
+    let error = Engine::new(&EngineOptions::new().n_threads(1000)).map(drop).unwrap_err();
     assert_eq!((error.status(), error.underlying()), (Status::System, EAGAIN), "{error}");
 }

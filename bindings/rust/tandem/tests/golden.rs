@@ -31,7 +31,7 @@ fn golden() -> Golden {
 }
 
 fn open(policy: &str) -> transformer::Transformer {
-    let session = SessionOptions { policy: policy.to_string(), ..Default::default() };
+    let session = SessionOptions::new().policy(policy);
     transformer::Transformer::open(&directory(), &session).unwrap()
 }
 

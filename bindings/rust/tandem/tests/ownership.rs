@@ -139,14 +139,12 @@ fn a_panic_in_the_log_stays_there() {
         counter.fetch_add(1, Ordering::SeqCst);
         panic!("{level:?}: {message}");
     });
-    let options =
-        EngineOptions { n_threads: 1, allocator: Some(Allocator::new(heap)), log: Some(log), ..Default::default() };
+    let options = EngineOptions::new().n_threads(1).allocator(Allocator::new(heap)).log(log);
     let world = World::on(Engine::new(&options).unwrap(), 0, 1);
     drop(options);
     let (cache, sequence) = (world.cache.clone(), world.sequence);
     // beta = 0 keeps every key, so that each eviction has something to copy.
-    let session =
-        SessionOptions { policy: "hgca".into(), window_tokens: 16, sink_tokens: 0, beta: 0.0, ..Default::default() };
+    let session = SessionOptions::new().policy("hgca").window_tokens(16).sink_tokens(0).beta(0.0);
     let mut session = Session::new(&cache, &session).unwrap();
     drop((world, cache)); // the session keeps the log
     heap.1.store(true, Ordering::SeqCst);

@@ -22,17 +22,12 @@ impl Drop for File {
     }
 }
 
-const FULL: HeadPattern = HeadPattern {
-    kinds: PatternKinds::FULL,
-    sink_tokens: 0,
-    window_tokens: 0,
-    vertical_tokens: 0,
-    slash_tokens: 0,
-    n_blocks: 0,
-};
+fn full() -> HeadPattern {
+    HeadPattern::new().kinds(PatternKinds::FULL)
+}
 
 fn a_shape(sink_tokens: i64, window_tokens: i64) -> HeadPattern {
-    HeadPattern { kinds: PatternKinds::A_SHAPE, sink_tokens, window_tokens, ..Default::default() }
+    HeadPattern::new().kinds(PatternKinds::A_SHAPE).sink_tokens(sink_tokens).window_tokens(window_tokens)
 }
 
 #[test]
@@ -41,10 +36,10 @@ fn json_is_read() {
         "1": [["stream_llm", 0, 1], ["block_sparse", 7, 0]]}]"#;
     let file = File::new("json", text);
     let slash = PatternKinds::VERTICAL_SLASH;
-    let slash = HeadPattern { kinds: slash, vertical_tokens: 30, slash_tokens: 800, ..Default::default() };
-    let union = HeadPattern { kinds: PatternKinds::A_SHAPE | PatternKinds::BLOCK_SPARSE, n_blocks: 7, ..a_shape(0, 1) };
+    let slash = HeadPattern::new().kinds(slash).vertical_tokens(30).slash_tokens(800);
+    let union = a_shape(0, 1).kinds(PatternKinds::A_SHAPE | PatternKinds::BLOCK_SPARSE).n_blocks(7);
     let read = Patterns::read(&file.0, &PatternFileOptions::default()).unwrap();
-    assert_eq!(read.layers, [[FULL, a_shape(4, 1020)], [slash, union]]);
+    assert_eq!(read.layers, [[full(), a_shape(4, 1020)], [slash, union]]);
     assert!(read.layers[1][1].kinds.contains(PatternKinds::A_SHAPE) && !slash.kinds.contains(PatternKinds::A_SHAPE));
 }
 
@@ -53,10 +48,10 @@ fn gates_are_read() {
     let file = File::new("gates", "0.5\t0.25\n0.1\t0.75\n");
     let read = |options| Patterns::read(&file.0, &options).unwrap().layers;
     let rest = a_shape(128, 256);
-    assert_eq!(read(PatternFileOptions::default()), [[FULL, rest], [rest, FULL]]);
+    assert_eq!(read(PatternFileOptions::default()), [[full(), rest], [rest, full()]]);
     let rest = a_shape(0, 64);
-    let options = PatternFileOptions { group_size: 2, threshold: 0.25, sink_tokens: 0, window_tokens: 64 };
-    assert_eq!(read(options), [[FULL; 4], [rest, rest, FULL, FULL]]);
+    let options = PatternFileOptions::new().group_size(2).threshold(0.25).sink_tokens(0).window_tokens(64);
+    assert_eq!(read(options), [[full(); 4], [rest, rest, full(), full()]]);
 }
 
 #[test]
@@ -75,7 +70,7 @@ fn what_is_refused() {
         refused(Patterns::read(&file.0, &options), Status::InvalidArgument, field, message);
     };
     let default = PatternFileOptions::default();
-    options(PatternFileOptions { group_size: -1, ..default }, "group_size", "= -1");
-    options(PatternFileOptions { threshold: f64::NAN, ..default }, "threshold", "nan");
-    options(PatternFileOptions { window_tokens: 0, ..default }, "window_tokens", "= 0");
+    options(default.group_size(-1), "group_size", "= -1");
+    options(default.threshold(f64::NAN), "threshold", "nan");
+    options(default.window_tokens(0), "window_tokens", "= 0");
 }

@@ -9,11 +9,11 @@ const NEEDLE: usize = 1234; // outside of sinks and window
 
 /// 16 sinks, a window of 64 tokens, and as many others as are said, in chunks of 8.
 fn record(keep_tokens: i64) -> PruningRecord {
-    PruningRecord { sink_tokens: 16, window_tokens: 64, stages: vec![PruningStage::new(Judge::Bounds, 8, keep_tokens)] }
+    PruningRecord::new().sink_tokens(16).window_tokens(64).stages(vec![PruningStage::new(Judge::Bounds, 8, keep_tokens)])
 }
 
 fn options(policy: &str, pruning: Pruning) -> SessionOptions {
-    SessionOptions { policy: policy.into(), pruning: Some(pruning), ..Default::default() }
+    SessionOptions::new().policy(policy).pruning(pruning)
 }
 
 /// The last query, what it has attended, and all keys and values.
@@ -51,8 +51,7 @@ fn first_heads(all: &[f32]) -> Vec<f32> {
 #[test]
 fn small_records_keep_what_counts() {
     let world = World::new(0, 1);
-    let pruning =
-        Pruning { preset: "3k-fast".into(), decode: vec![record(64)], append: vec![record(64)], ..Default::default() };
+    let pruning = Pruning::new().preset("3k-fast").decode(vec![record(64)]).append(vec![record(64)]);
     let mut session = Session::new(&world.cache, &options("hip", pruning)).unwrap();
     let Decoded { q, o, k, v } = decode(&world, &mut session);
     let expected: Vec<f32> = reference(&q, &k, &v).0.iter().map(|&x| x as f32).collect();
@@ -68,9 +67,9 @@ fn records_that_keep_everything_attend_as_all_does() {
     let world = World::new(0, 1);
     let all = decode(&world, &mut world.session("all")).o;
     let all: Vec<f64> = all.iter().map(|&x| x.into()).collect();
-    let everything = Pruning { decode: vec![record(4096)], append: vec![record(4096)], ..Default::default() };
+    let everything = Pruning::new().decode(vec![record(4096)]).append(vec![record(4096)]);
     // The preset keeps 4096 tokens in a model's first layers.
-    let paper = Pruning { preset: "3k".into(), shared_lists: true, ..Default::default() };
+    let paper = Pruning::new().preset("3k").shared_lists(true);
     for pruning in [everything, paper] {
         let mut session = Session::new(&world.cache, &options("hip", pruning)).unwrap();
         close(&decode(&world, &mut session).o, &all);
@@ -81,13 +80,13 @@ fn records_that_keep_everything_attend_as_all_does() {
 fn records_of_layers() {
     let world = World::new(0, 3);
     let session = |pruning| Session::new(&world.cache, &options("hip", pruning));
-    let three = Pruning { decode: [64, 128, 256].map(record).to_vec(), append: vec![record(64)], ..Default::default() };
+    let three = Pruning::new().decode([64, 128, 256].map(record).to_vec()).append(vec![record(64)]);
     session(three.clone()).unwrap();
     session(Pruning::default()).unwrap();
     let mut wrong = three.clone();
     wrong.decode[2].stages.push(PruningStage::new(Judge::Exact, 16, 64));
     refused(session(wrong), Status::InvalidArgument, "pruning.decode[2].stages[1].chunk_tokens", "= 16");
-    let two = Pruning { decode: three.decode[1..].to_vec(), ..three };
+    let two = three.clone().decode(three.decode[1..].to_vec());
     refused(session(two), Status::InvalidArgument, "pruning.n_decode", "= 2");
 }
 
@@ -95,29 +94,29 @@ fn records_of_layers() {
 fn what_is_refused() {
     let world = World::new(0, 1);
     let session = |policy: &str, pruning| Session::new(&world.cache, &options(policy, pruning));
-    let preset = |preset: &str| Pruning { preset: preset.into(), ..Default::default() };
+    let preset = |preset: &str| Pruning::new().preset(preset);
     refused(session("hip", preset("4k")), Status::NotFound, "pruning.preset", "4k");
     refused(session("hip", preset("3k\0")), Status::InvalidArgument, "pruning.preset", "zero byte");
     refused(session("all", Pruning::default()), Status::InvalidArgument, "pruning", "no layer");
     let invalid = |pruning, field: &str, message| {
         refused(session("hip", pruning), Status::InvalidArgument, &format!("pruning.{field}"), message);
     };
-    let in_append = |record| Pruning { append: vec![record], ..Default::default() };
+    let in_append = |record| Pruning::new().append(vec![record]);
     invalid(in_append(PruningRecord::default()), "append[0].n_stages", "= 0");
-    invalid(in_append(PruningRecord { window_tokens: 15, ..record(64) }), "append[0].window_tokens", "= 15");
-    invalid(in_append(PruningRecord { sink_tokens: -2, ..record(64) }), "append[0].sink_tokens", "= -2");
+    invalid(in_append(record(64).window_tokens(15)), "append[0].window_tokens", "= 15");
+    invalid(in_append(record(64).sink_tokens(-2)), "append[0].sink_tokens", "= -2");
     let stage = record(64).stages[0];
     let second = |stage, member: &str, message| {
-        let record = PruningRecord { stages: vec![PruningStage::new(Judge::Exact, 8, 64), stage], ..record(64) };
-        let in_decode = Pruning { decode: vec![record], ..Default::default() };
+        let record = record(64).stages(vec![PruningStage::new(Judge::Exact, 8, 64), stage]);
+        let in_decode = Pruning::new().decode(vec![record]);
         invalid(in_decode, &format!("decode[0].stages[1].{member}"), message);
     };
     second(PruningStage::new(Judge::Descent, 3, 64), "chunk_tokens", "= 3");
-    second(PruningStage { query_block: 3, ..stage }, "query_block", "= 3");
-    second(PruningStage { plus_next: true, keep_tokens: 24, ..stage }, "keep_tokens", "= 24");
-    second(PruningStage { refresh_interval: -1, ..stage }, "refresh_interval", "= -1");
-    second(PruningStage { from_tokens: -9, ..stage }, "from_tokens", "= -9");
-    second(PruningStage { from_tokens: 9, to_tokens: 9, ..stage }, "to_tokens", "= 9");
+    second(stage.query_block(3), "query_block", "= 3");
+    second(stage.plus_next(true).keep_tokens(24), "keep_tokens", "= 24");
+    second(stage.refresh_interval(-1), "refresh_interval", "= -1");
+    second(stage.from_tokens(-9), "from_tokens", "= -9");
+    second(stage.from_tokens(9).to_tokens(9), "to_tokens", "= 9");
 }
 
 /// The engine reads the same options: what a plan of memory counts and whether a layer is supported.
@@ -129,9 +128,8 @@ fn plans_know_pruning() {
         let plan = world.engine.plan_memory(&world.model, None, Some(&options), &[N as i64]).unwrap();
         plan.memory.host_session_bytes
     };
-    let descent = PruningRecord { stages: vec![PruningStage::new(Judge::Descent, 8, 64)], ..record(64) };
-    let with =
-        |record: PruningRecord| bytes(Pruning { decode: vec![record.clone()], append: vec![record], ..Default::default() });
+    let descent = record(64).stages(vec![PruningStage::new(Judge::Descent, 8, 64)]);
+    let with = |record: PruningRecord| bytes(Pruning::new().decode(vec![record.clone()]).append(vec![record]));
     let n_bounds = (N / 8 * KV_HEADS * 4 * DIM) as i64;
     let difference = with(record(64)) - with(descent);
     assert!(difference >= n_bounds, "{difference} bytes of bounds, should be {n_bounds}");

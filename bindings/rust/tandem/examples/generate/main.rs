@@ -22,7 +22,7 @@ fn main() -> Result<(), Failure> {
     };
     let n_predict: usize = options.first().map_or(Ok(64), |n| n.parse())?;
     let policy = options.get(1).map_or("all", String::as_str).to_string();
-    let mut model = Transformer::open(Path::new(directory), &SessionOptions { policy, ..Default::default() })?;
+    let mut model = Transformer::open(Path::new(directory), &SessionOptions::new().policy(policy))?;
     let mut tokens = prompt.as_bytes().to_vec();
     let mut out = std::io::stdout();
     out.write_all(&tokens)?;

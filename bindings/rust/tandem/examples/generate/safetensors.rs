@@ -85,8 +85,9 @@ impl Weights {
     }
 
     fn parse(path: String, mut data: Vec<u8>) -> Result<Self, String> {
-        let Some(length) = data.first_chunk::<8>() else { return Err("too short for a header length".to_string()) };
-        let length = usize::try_from(u64::from_le_bytes(*length)).ok().filter(|&length| length <= MAX_HEADER_BYTES);
+        let length = data.get(..8).ok_or("too short for a header length")?;
+        let length = length.iter().rev().fold(0u64, |sum, &byte| sum << 8 | u64::from(byte));
+        let length = usize::try_from(length).ok().filter(|&length| length <= MAX_HEADER_BYTES);
         let begin = length.map(|length| length + 8).filter(|&begin| begin <= data.len()).ok_or("header beyond the end")?;
         let text = std::str::from_utf8(&data[8..begin]).map_err(|error| error.to_string())?;
         let Json::Object(header) = Json::parse(text)? else { return Err("header is not a JSON object".to_string()) };

@@ -97,17 +97,12 @@ impl Transformer {
     pub fn open(directory: &Path, session: &SessionOptions) -> Result<Self, Failure> {
         let config = Config::open(directory)?;
         let weights = Weights::open(&directory.join("model.safetensors"))?;
-        let layer = LayerOptions {
-            n_q_heads: config.n_q_heads as i32,
-            n_kv_heads: config.n_kv_heads as i32,
-            k_head_dim: config.head_dim as i32,
-            rope: Rope::Halves,
-            rope_theta: config.rope_theta,
-            ..Default::default()
-        };
+        let layer = LayerOptions::new(config.n_q_heads as i32, config.n_kv_heads as i32, config.head_dim as i32)
+            .rope(Rope::Halves)
+            .rope_theta(config.rope_theta);
         let engine = Engine::new(&EngineOptions::default())?;
         let model = Model::new(&vec![layer; config.n_layers])?;
-        let cache = Cache::new(&engine, &model, &CacheOptions { k_type: Some(Dtype::F32), ..Default::default() })?;
+        let cache = Cache::new(&engine, &model, &CacheOptions::new().k_type(Dtype::F32))?;
         let layers = (0..config.n_layers).map(|layer_idx| Layer::read(&weights, &config, layer_idx));
         Ok(Self {
             embedding: weights.read_f32("model.embed_tokens.weight", &[config.vocab, config.hidden])?,
@@ -183,7 +178,7 @@ fn dot(a: &[f32], b: &[f32]) -> f32 {
 fn linear(x: &[f32], weight: &[f32], n_in: usize, n_threads: usize) -> Vec<f32> {
     let (n_rows, n_out) = (x.len() / n_in, weight.len() / n_in);
     let mut y = vec![0f32; n_rows * n_out];
-    let rows_each = n_rows.div_ceil(n_threads).max(1);
+    let rows_each = ((n_rows + n_threads - 1) / n_threads).max(1);
     let multiply = |x: &[f32], y: &mut [f32]| {
         // Blocks of four rows, so that a row of W is read once for four.
         for (x, y) in x.chunks(4 * n_in).zip(y.chunks_mut(4 * n_out)) {

@@ -19,11 +19,11 @@ pub fn numbers(n: usize, seed: u64) -> Vec<f32> {
 }
 
 pub fn layer() -> LayerOptions {
-    LayerOptions { n_q_heads: Q_HEADS as i32, n_kv_heads: KV_HEADS as i32, k_head_dim: DIM as i32, ..Default::default() }
+    LayerOptions::new(Q_HEADS as i32, KV_HEADS as i32, DIM as i32)
 }
 
 pub fn engine() -> Engine {
-    Engine::new(&EngineOptions { n_threads: 2, pin_threads: Some(false), ..Default::default() }).unwrap()
+    Engine::new(&EngineOptions::new().n_threads(2).pin_threads(false)).unwrap()
 }
 
 /// A cache in f32 with a sequence of n tokens in each of its layers, and what it holds.
@@ -43,7 +43,7 @@ impl World {
     }
     pub fn on(engine: Engine, n: usize, n_layers: usize) -> Self {
         let model = Model::new(&vec![layer(); n_layers]).unwrap();
-        let options = CacheOptions { k_type: Some(Dtype::F32), page_tokens: 16, ..Default::default() };
+        let options = CacheOptions::new().k_type(Dtype::F32).page_tokens(16);
         let cache = Cache::new(&engine, &model, &options).unwrap();
         let sequence = cache.create_sequence().unwrap();
         let (k, v) = (numbers(n * KV_HEADS * DIM, 1), numbers(n * KV_HEADS * DIM, 2));
@@ -54,7 +54,7 @@ impl World {
     }
     pub fn session(&self, policy: &str) -> Session {
         let (window_tokens, sink_tokens) = (64, 16);
-        let options = SessionOptions { policy: policy.to_string(), window_tokens, sink_tokens, ..Default::default() };
+        let options = SessionOptions::new().policy(policy).window_tokens(window_tokens).sink_tokens(sink_tokens);
         Session::new(&self.cache, &options).unwrap()
     }
 }
