@@ -4,7 +4,6 @@
 set(CPACK_PACKAGE_NAME tandem)
 set(CPACK_PACKAGE_VENDOR "The Tandem authors")
 set(CPACK_PACKAGE_VERSION ${PROJECT_VERSION})
-set(CPACK_PACKAGE_DESCRIPTION_SUMMARY "Attention over key/value caches larger than the GPU")
 set(CPACK_RESOURCE_FILE_LICENSE ${PROJECT_SOURCE_DIR}/LICENSE)
 set(CPACK_PACKAGE_DIRECTORY ${CMAKE_BINARY_DIR}/packages)
 set(CPACK_GENERATOR DEB)
@@ -19,8 +18,6 @@ set(CPACK_SOURCE_PACKAGE_FILE_NAME tandem-${PROJECT_VERSION})
 set(CPACK_SOURCE_IGNORE_FILES "^${PROJECT_SOURCE_DIR}/build[^/]*/" "/[.]git(/|$)" "/__pycache__/" "/bindings/rust/target/"
     "^${CMAKE_BINARY_DIR}/")
 
-# Programs and headers go where Debian has them, whatever the prefix of this build folder is.
-set(CPACK_PACKAGING_INSTALL_PREFIX /usr)
 set(CPACK_DEB_COMPONENT_INSTALL ON)
 set(CPACK_COMPONENTS_GROUPING ONE_PER_GROUP)
 set(CPACK_COMPONENTS_ALL dev tools doc)
@@ -35,12 +32,13 @@ if(NOT TARGET tandem-front)
 endif()
 set(CPACK_PROJECT_CONFIG_FILE ${PROJECT_SOURCE_DIR}/cmake/package_components.cmake)
 set(CPACK_PRE_BUILD_SCRIPTS ${PROJECT_SOURCE_DIR}/cmake/package_debian_files.cmake)
+set(CPACK_POST_BUILD_SCRIPTS ${PROJECT_SOURCE_DIR}/cmake/package_debian_triggers.cmake)
 set(CPACK_TANDEM_MODULE ${CMAKE_BINARY_DIR}/libtandem-cuda.so)
 set(CPACK_TANDEM_SOURCE_DIR ${PROJECT_SOURCE_DIR})
 set(CPACK_TANDEM_STRIP ${CMAKE_STRIP})
 
 set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
-set(CPACK_DEBIAN_PACKAGE_RELEASE 1)
+set(CPACK_DEBIAN_PACKAGE_RELEASE 0tandem1) # a distribution's own 0.2.0-1 is newer
 set(CPACK_DEBIAN_PACKAGE_SOURCE tandem)
 set(CPACK_DEBIAN_PACKAGE_CONTROL_STRICT_PERMISSION ON)
 set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)
@@ -70,8 +68,8 @@ tandem_package(tools tandem-tools utils "programs of Tandem: what it finds, plan
 tandem_package(doc tandem-doc doc "documentation and examples of Tandem" "${about}\n.\nThis package has pages and examples.")
 tandem_package(module libtandem-cuda${PROJECT_VERSION_MAJOR} libs "attention over key/value caches larger than the GPU (CUDA)"
                "${about}\n.\nThis package has the module for NVIDIA GPUs, which the library opens at run\ntime. It needs NVIDIA's driver.")
-set(CPACK_DEBIAN_RUNTIME_PACKAGE_GENERATE_SHLIBS ON)
-set(CPACK_DEBIAN_PACKAGE_GENERATE_SHLIBS_POLICY =)
+set(CPACK_DEBIAN_PACKAGE_GENERATE_SHLIBS ON)
+set(CPACK_DEBIAN_PACKAGE_GENERATE_SHLIBS_POLICY >=) # the ABI grows at its end
 set(CPACK_DEBIAN_RUNTIME_PACKAGE_SUGGESTS "libtandem-cuda${PROJECT_VERSION_MAJOR}")
 set(CPACK_DEBIAN_DEV_PACKAGE_DEPENDS ${tandem_needs_runtime})
 # What the archive is linked with.

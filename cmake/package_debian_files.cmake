@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
 # Run by CPack over each component's files before it packs them: what Debian's policy asks for and an install does not write.
+cmake_policy(VERSION 3.25)
 if(NOT CPACK_GENERATOR STREQUAL DEB)
   return()
 endif()
