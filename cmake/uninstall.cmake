@@ -1,30 +1,31 @@
 # SPDX-License-Identifier: MIT
-# Removes what the last `cmake --install` of a build folder has written, by its install_manifest*.txt, and the folders of
-# Tandem alone that are empty then. DESTDIR is heeded as by the install.
+# Removes what the last `cmake --install` of a build folder has written, by its install_manifest.txt, and the folders of Tandem
+# alone that are empty then. DESTDIR is heeded as by the install. Manifests of components are not read: CPack writes them, too,
+# and names files of /usr that it has not installed.
 # cmake -D build=FOLDER -P uninstall.cmake
-file(GLOB manifests ${build}/install_manifest*.txt)
-if(NOT manifests)
-  message(FATAL_ERROR "${build} has no install_manifest.txt: nothing has been installed from it")
+cmake_policy(VERSION 3.25)
+set(manifest ${build}/install_manifest.txt)
+if(NOT EXISTS ${manifest})
+  message(FATAL_ERROR "${manifest} does not exist: nothing, or single components, has been installed from this folder")
 endif()
 set(folders "")
 set(n_removed 0)
-foreach(manifest ${manifests})
-  file(STRINGS ${manifest} files)
-  foreach(name ${files})
-    set(file "$ENV{DESTDIR}${name}")
+file(STRINGS ${manifest} files)
+foreach(name ${files})
+  set(file "$ENV{DESTDIR}${name}")
+  if(EXISTS "${file}" OR IS_SYMLINK "${file}")
+    file(REMOVE "${file}")
     if(EXISTS "${file}" OR IS_SYMLINK "${file}")
-      file(REMOVE "${file}")
-      if(EXISTS "${file}" OR IS_SYMLINK "${file}")
-        message(FATAL_ERROR "${file} cannot be removed")
-      endif()
-      math(EXPR n_removed "${n_removed} + 1")
+      message(FATAL_ERROR "${file} cannot be removed")
     endif()
-    cmake_path(GET file PARENT_PATH folder)
-    while("${folder}" MATCHES "/(include|cmake|doc|share|lib[^/]*|[^/]+-linux-[^/]+)/tandem(/|$)")
-      list(APPEND folders "${folder}")
-      cmake_path(GET folder PARENT_PATH folder)
-    endwhile()
-  endforeach()
+    math(EXPR n_removed "${n_removed} + 1")
+  endif()
+  cmake_path(GET file PARENT_PATH folder)
+  list(APPEND folders "${folder}/tandem") # an install makes it for the CUDA module, which may not be there
+  while("${folder}" MATCHES "/(include|cmake|doc|share|lib[^/]*|[^/]+-linux-[^/]+)/tandem(/|$)")
+    list(APPEND folders "${folder}")
+    cmake_path(GET folder PARENT_PATH folder)
+  endwhile()
 endforeach()
 list(REMOVE_DUPLICATES folders)
 list(SORT folders ORDER DESCENDING) # a folder after those in it
