@@ -53,7 +53,8 @@ endforeach()
 install(FILES ${examples_dir}/attend_tensors.c ${examples_dir}/decode.c ${examples_dir}/selection.c ${examples_dir}/smallest.c
               ${examples_dir}/smallest.py
         DESTINATION ${CMAKE_INSTALL_DOCDIR}/examples COMPONENT doc)
-install(FILES ${PROJECT_SOURCE_DIR}/bindings/ggml/smallest.c DESTINATION ${CMAKE_INSTALL_DOCDIR}/bindings/ggml COMPONENT doc)
+install(FILES ${PROJECT_SOURCE_DIR}/bindings/ggml/smallest.c
+        DESTINATION ${CMAKE_INSTALL_DOCDIR}/bindings/ggml COMPONENT doc)
 
 # oneDNN may be built on OpenMP, and one thread per worker is asked of it.
 set(tandem_openmp_libs ${OpenMP_CXX_LIB_NAMES})
@@ -92,8 +93,8 @@ set(tandem_pc_static_libs -ldnnl)
 foreach(name ${tandem_openmp_libs} pthread ${CMAKE_DL_LIBS} ${tandem_cxx_runtime})
   string(APPEND tandem_pc_static_libs " -l${name}")
 endforeach()
-# `pkg-config --static` appends to Libs, where -ltandem is the shared library unless the linker takes archives alone (-static).
-# The shared library does not define the symbol that is required, so a program is never linked to it in the archive's place.
+# `pkg-config --static` appends to Libs, where -ltandem is the shared library unless the linker takes archives alone
+# (-static). The shared library does not define the symbol that is required, so a program is never linked to it in the archive's place.
 set(tandem_pc_libs "Libs: -L\${libdir} -ltandem
 Libs.private: -Wl,--require-defined=tandem_archive_is_linked_by_tandem_static_pc -lhwloc -lhwy ${tandem_pc_static_libs}")
 if(NOT tandem_shared)

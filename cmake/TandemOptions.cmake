@@ -18,8 +18,8 @@ macro(tandem_choice name default what)
   endif()
 endmacro()
 
-# tandem_decided(NAME "what" found "what was found" "what is missing"): a line of the summary, or the error of a choice that is
-# ON and cannot be met.
+# tandem_decided(NAME "what" found "what was found" "what is missing"): a line of the summary, or the error of a choice that
+# is ON and cannot be met.
 function(tandem_decided name what found with missing)
   if(found)
     tandem_summary("${what}" "yes, ${with} (${name}=${${name}})")

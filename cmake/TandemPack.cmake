@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 # CPack: packages for Debian and Ubuntu (`cpack -G DEB` in the build folder), a component or two each, and the source archive
-# (`cpack --config CPackSourceConfig.cmake`). A distribution writes its own debian/; these are for who builds for a few machines.
+# (the target package_source). A distribution writes its own debian/; these are for who builds for a few machines.
 set(CPACK_PACKAGE_NAME tandem)
 set(CPACK_PACKAGE_VENDOR "The Tandem authors")
 set(CPACK_PACKAGE_VERSION ${PROJECT_VERSION})
@@ -10,7 +10,8 @@ set(CPACK_GENERATOR DEB)
 set(CPACK_STRIP_FILES ON)
 set(CPACK_INSTALL_DEFAULT_DIRECTORY_PERMISSIONS
     OWNER_READ OWNER_WRITE OWNER_EXECUTE GROUP_READ GROUP_EXECUTE WORLD_READ WORLD_EXECUTE)
-set(TANDEM_PACKAGE_CONTACT "The Tandem authors <tandem@tandem.invalid>" CACHE STRING "Maintainer of packages: Name <address>")
+set(TANDEM_PACKAGE_CONTACT "The Tandem authors <tandem@tandem.invalid>" CACHE STRING
+    "Maintainer of packages: Name <address>")
 set(CPACK_PACKAGE_CONTACT ${TANDEM_PACKAGE_CONTACT})
 
 set(CPACK_SOURCE_GENERATOR TGZ)
@@ -65,9 +66,12 @@ tandem_package(dev libtandem-dev libdevel "attention over key/value caches large
                "${about}\n.\nThis package has the headers, the static library and the files of pkg-config\nand CMake.")
 tandem_package(tools tandem-tools utils "programs of Tandem: what it finds, plans and measures"
                "${about}\n.\nThis package has the program tandem and its commands, and the small language\nmodel of tandem-demo.")
-tandem_package(doc tandem-doc doc "documentation and examples of Tandem" "${about}\n.\nThis package has pages and examples.")
-tandem_package(module libtandem-cuda${PROJECT_VERSION_MAJOR} libs "attention over key/value caches larger than the GPU (CUDA)"
-               "${about}\n.\nThis package has the module for NVIDIA GPUs, which the library opens at run\ntime. It needs NVIDIA's driver.")
+tandem_package(doc tandem-doc doc "documentation and examples of Tandem"
+               "${about}\n.\nThis package has pages and examples.")
+tandem_package(module libtandem-cuda${PROJECT_VERSION_MAJOR} libs
+               "attention over key/value caches larger than the GPU (CUDA)"
+               "${about}\n.\nThis package has the module for NVIDIA GPUs, which the library opens at run
+time. It needs NVIDIA's driver.")
 set(CPACK_DEBIAN_PACKAGE_GENERATE_SHLIBS ON)
 set(CPACK_DEBIAN_PACKAGE_GENERATE_SHLIBS_POLICY >=) # the ABI grows at its end
 set(CPACK_DEBIAN_RUNTIME_PACKAGE_SUGGESTS "libtandem-cuda${PROJECT_VERSION_MAJOR}")

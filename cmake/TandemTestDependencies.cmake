@@ -4,7 +4,8 @@
 find_path(TANDEM_CMOCKA_INCLUDE cmocka.h)
 mark_as_advanced(TANDEM_CMOCKA_INCLUDE)
 if(NOT TANDEM_CMOCKA_INCLUDE)
-  message(FATAL_ERROR "The tests need cmocka (libcmocka-dev), and cmocka.h is not found. TANDEM_BUILD_TESTS=OFF leaves them out.")
+  message(FATAL_ERROR "The tests need cmocka (libcmocka-dev), and cmocka.h is not found. \
+TANDEM_BUILD_TESTS=OFF leaves them out.")
 endif()
 
 tandem_choice(TANDEM_PYTHON_TESTS AUTO "Tests that python3 runs: of the tree, of the Python package")

@@ -27,7 +27,8 @@ function(write_changelog file)
   else()
     string(TIMESTAMP date "%a, %d %b %Y %H:%M:%S +0000" UTC)
   endif()
-  file(WRITE ${file} "tandem (${version}) unstable; urgency=medium\n\n  * CHANGELOG.md of the package tandem-doc has the changes.\n\n"
+  file(WRITE ${file} "tandem (${version}) unstable; urgency=medium\n\n"
+    "  * CHANGELOG.md of the package tandem-doc has the changes.\n\n"
     " -- ${CPACK_PACKAGE_CONTACT}  ${date}\n")
   execute_process(COMMAND gzip -9nf ${file} COMMAND_ERROR_IS_FATAL ANY)
 endfunction()

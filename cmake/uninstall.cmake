@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-# Removes what the last `cmake --install` of a build folder has written, by its install_manifest.txt, and the folders of Tandem
-# alone that are empty then. DESTDIR is heeded as by the install. Manifests of components are not read: CPack writes them, too,
-# and names files of /usr that it has not installed.
+# Removes what the last `cmake --install` of a build folder has written, by its install_manifest.txt, and the folders of
+# Tandem alone that are empty then. DESTDIR is heeded as by the install. Manifests of components are not read: CPack writes
+# them, too, and names files of /usr that it has not installed.
 # cmake -D build=FOLDER -P uninstall.cmake
 cmake_policy(VERSION 3.25)
 set(manifest ${build}/install_manifest.txt)

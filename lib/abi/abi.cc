@@ -58,8 +58,8 @@ constexpr StatusName kStatusNames[] = {
 }  // namespace
 }  // namespace tandem
 
-// In the archive alone: the shared library exports what lib/tandem.map lists. `pkg-config --static --libs tandem` requires it of
-// the link, which then fails where -ltandem is the shared library.
+// In the archive alone: the shared library exports what lib/tandem.map lists. `pkg-config --static --libs tandem` requires
+// it of the link, which then fails where -ltandem is the shared library.
 extern "C" const char tandem_archive_is_linked_by_tandem_static_pc;
 const char tandem_archive_is_linked_by_tandem_static_pc = 1;
 

@@ -19,7 +19,8 @@ package() { # name; its file
 }
 runtime=$(package libtandem0) dev=$(package libtandem-dev) tools=$(package tandem-tools) doc=$(package tandem-doc)
 [ "$n_failed" -eq 0 ] || finish
-[ -e "$build/libtandem-cuda.so" ] || [ -z "$(find . -maxdepth 1 -name 'libtandem-cuda*')" ] || fail 'a package without the module'
+[ -e "$build/libtandem-cuda.so" ] || [ -z "$(find . -maxdepth 1 -name 'libtandem-cuda*')" ] ||
+  fail 'a package without the module'
 version=$(dpkg-deb -f "$runtime" Version)
 
 has() { # package, pattern of a path…; packages of multiarch systems have a folder more in usr/lib
@@ -57,8 +58,9 @@ depends() { # package, word…
 depends "$runtime" libhwloc libdnnl libhwy libstdc++6
 depends "$dev" "libtandem0 (= $version)"
 depends "$tools" "libtandem0 (= $version)" libstdc++6
-dpkg-deb --ctrl-tarfile "$runtime" | tar -xO ./shlibs | grep -q '^libtandem 0 libtandem0 (>= ' || fail 'libtandem0 has no shlibs file'
-dpkg-deb --ctrl-tarfile "$runtime" | tar -xO ./triggers | grep -q 'ldconfig' || fail 'libtandem0 does not trigger ldconfig'
+control() { dpkg-deb --ctrl-tarfile "$runtime" | tar -xO "./$1"; }
+control shlibs | grep -q '^libtandem 0 libtandem0 (>= ' || fail 'libtandem0 has no shlibs file'
+control triggers | grep -q 'ldconfig' || fail 'libtandem0 does not trigger ldconfig'
 if command -v lintian >/dev/null; then
   # Of packages whose libraries lie outside of the multiarch folder, as the prefix of the build folder has it.
   step 'lintian' lintian --allow-root --fail-on error,warning \

@@ -29,8 +29,8 @@ export PKG_CONFIG_PATH
 only() { # name option…; builds, installs
   local name=$1
   shift
-  "$cmake" build -DTANDEM_INSTALL=ON "$@" && "$cmake" --build build && rm -rf "$name" && "$cmake" --install build --prefix "$name" &&
-    ./build/program
+  "$cmake" build -DTANDEM_INSTALL=ON "$@" && "$cmake" --build build && rm -rf "$name" &&
+    "$cmake" --install build --prefix "$name" && ./build/program
 }
 find_tandem() { # name prefix components
   "$cmake" -S "$here/consumer" -B "$1" -G Ninja "-DCMAKE_PREFIX_PATH=$work/$2" "-DCMAKE_C_COMPILER=$cc" \
