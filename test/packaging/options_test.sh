@@ -28,6 +28,17 @@ done
 grep -q '^TANDEM_WERROR:BOOL=OFF$' build/CMakeCache.txt || fail 'warnings are errors by default'
 ! grep -q -- '-Werror' build/compile_commands.json || fail 'a file is compiled with -Werror'
 
+for preset in release dev asan tsan arm; do
+  output=$(cd "$source" && "$cmake" -N --preset "$preset" -B "$work/unused")
+  grep -q 'TANDEM_WERROR="ON"' <<<"$output" || fail "the preset $preset does not make warnings errors: $output"
+done
+# ./dev build: off in a new folder, as it is in one that has been configured.
+source <(sed -n '/^werror() {/,/^}/p' "$source/dev")
+[ "$(werror "$work/unused")" = OFF ] && [ "$(werror build)" = OFF ] || fail './dev build makes warnings errors'
+"$cmake" -DTANDEM_WERROR=ON build >output 2>&1 || fail "TANDEM_WERROR=ON: $(cat output)"
+[ "$(werror build)" = ON ] || fail './dev build compiles anew what ./dev test has compiled'
+grep -q -- '-Werror' build/compile_commands.json || fail 'TANDEM_WERROR=ON: no file is compiled with -Werror'
+
 refused 'TANDEM_CUDA=ON: no CUDA compiler is found' -DTANDEM_CUDA=ON -DCMAKE_CUDA_COMPILER=NOTFOUND
 refused 'TANDEM_GENERATE_CUDA=ON: it takes the CUDA module' -DTANDEM_GENERATE_CUDA=ON
 PKG_CONFIG_PATH='' PKG_CONFIG_LIBDIR=$work refused 'TANDEM_CAIRO=ON: Cairo (libcairo2-dev) is not found' -DTANDEM_CAIRO=ON
