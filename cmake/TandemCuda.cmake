@@ -1,18 +1,17 @@
 # SPDX-License-Identifier: MIT
 # The CUDA module, where it can be built.
-if(NOT TANDEM_CUDA MATCHES "^(ON|OFF|AUTO)$")
-  message(FATAL_ERROR "TANDEM_CUDA=${TANDEM_CUDA} is not ON, OFF or AUTO")
-endif()
 set(tandem_builds_cuda OFF)
-if(TANDEM_CUDA STREQUAL ON)
-  set(tandem_builds_cuda ON)
-elseif(TANDEM_CUDA STREQUAL AUTO AND NOT TANDEM_SANITIZE AND NOT CMAKE_CROSSCOMPILING)
+set(tandem_cuda_missing "with a sanitizer or cross compiled it is built with ON alone")
+if(TANDEM_CUDA STREQUAL ON OR (TANDEM_CUDA STREQUAL AUTO AND NOT TANDEM_SANITIZE AND NOT CMAKE_CROSSCOMPILING))
   include(CheckLanguage)
   check_language(CUDA)
+  set(tandem_cuda_missing "no CUDA compiler is found, and CUDACXX or CMAKE_CUDA_COMPILER names none")
   if(CMAKE_CUDA_COMPILER)
     set(tandem_builds_cuda ON)
   endif()
 endif()
+tandem_decided(TANDEM_CUDA "CUDA module" ${tandem_builds_cuda} "by ${CMAKE_CUDA_COMPILER} for ${TANDEM_CUDA_ARCHITECTURES}"
+               "${tandem_cuda_missing}")
 if(tandem_builds_cuda)
   if(NOT CMAKE_CUDA_ARCHITECTURES)
     set(CMAKE_CUDA_ARCHITECTURES ${TANDEM_CUDA_ARCHITECTURES})

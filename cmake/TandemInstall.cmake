@@ -1,29 +1,60 @@
 # SPDX-License-Identifier: MIT
-# cmake --install: headers, both libraries, the programs, pkg-config files and the CMake package. Every path is relative
-# to the file that names it, so that an installed tree may be moved.
+# cmake --install: headers, libraries, programs, pkg-config files, the CMake package, documentation. Every path is relative
+# to the file that names it, so that an installed tree may be moved. Components, which packages are made of:
+#   runtime  the shared library                        module  libtandem-cuda.so
+#   dev      what programs are built with              ggml    the module of ggml
+#   tools    programs, and what tandem-demo reads      doc     licence, changes, pages, examples
 include(CMakePackageConfigHelpers)
 
 set(tandem_package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/tandem)
-target_link_libraries(tandem_static PUBLIC $<INSTALL_INTERFACE:tandem::static_dependencies>)
 
 set(tandem_headers tandem.h tensors.h weights.h selection.h pruning.h patterns.h plan.h tandem.hpp dlpack.h)
 list(TRANSFORM tandem_headers PREPEND ${PROJECT_SOURCE_DIR}/include/tandem/)
 install(FILES ${tandem_headers} ${PROJECT_SOURCE_DIR}/bindings/ggml/tandem-ggml.h
-        DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/tandem)
-install(TARGETS tandem EXPORT tandem-targets LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+        DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/tandem COMPONENT dev)
+if(tandem_shared)
+  install(TARGETS tandem EXPORT tandem-targets
+          LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT runtime NAMELINK_COMPONENT dev)
+endif()
 if(TARGET tandem-cuda) # where the library looks for modules that do not lie beside it
   # OPTIONAL: the target tandem_programs does not build the module.
-  install(TARGETS tandem-cuda LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}/tandem OPTIONAL)
+  install(TARGETS tandem-cuda LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}/tandem COMPONENT module OPTIONAL)
 endif()
-install(TARGETS tandem_static EXPORT tandem-static-targets ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
+if(TANDEM_BUILD_STATIC)
+  target_link_libraries(tandem_static PUBLIC $<INSTALL_INTERFACE:tandem::static_dependencies>)
+  install(TARGETS tandem_static EXPORT tandem-static-targets ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT dev)
+endif()
 
-file(RELATIVE_PATH tandem_bin_to_lib /${CMAKE_INSTALL_BINDIR} /${CMAKE_INSTALL_LIBDIR})
-foreach(program tandem-front tandem-info tandem-plan tandem-patterns tandem-bench tandem-generate)
+file(RELATIVE_PATH tandem_bin_to_lib ${CMAKE_INSTALL_FULL_BINDIR} ${CMAKE_INSTALL_FULL_LIBDIR})
+foreach(program tandem-front tandem-info tandem-plan tandem-patterns tandem-bench tandem-generate tandem-demo)
   if(TARGET ${program})
-    set_target_properties(${program} PROPERTIES INSTALL_RPATH "$ORIGIN/${tandem_bin_to_lib}")
-    install(TARGETS ${program} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+    if(tandem_shared AND NOT program STREQUAL tandem-front) # which links nothing
+      set_target_properties(${program} PROPERTIES INSTALL_RPATH "$ORIGIN/${tandem_bin_to_lib}")
+    endif()
+    install(TARGETS ${program} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT tools)
   endif()
 endforeach()
+
+# ---- what tandem-demo reads, and documentation ----
+set(examples_dir ${PROJECT_SOURCE_DIR}/examples)
+if(TARGET tandem-demo)
+  install(FILES ${examples_dir}/models/pico/config.json ${examples_dir}/models/pico/model.safetensors
+          DESTINATION ${CMAKE_INSTALL_DATADIR}/tandem/models/pico COMPONENT tools)
+  install(FILES ${examples_dir}/data/haystack.txt DESTINATION ${CMAKE_INSTALL_DATADIR}/tandem/data COMPONENT tools)
+endif()
+# Folders as in the source tree: pages link to each other.
+install(FILES ${PROJECT_SOURCE_DIR}/LICENSE ${PROJECT_SOURCE_DIR}/README.md ${PROJECT_SOURCE_DIR}/CHANGELOG.md
+        DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT doc)
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/docs DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT doc
+        FILES_MATCHING PATTERN "*.md" PATTERN "*.svg")
+foreach(folder bindings/python bindings/rust bindings/go bindings/ggml lib/routes examples/models/pico)
+  install(FILES ${PROJECT_SOURCE_DIR}/${folder}/README.md DESTINATION ${CMAKE_INSTALL_DOCDIR}/${folder} COMPONENT doc)
+endforeach()
+install(FILES ${examples_dir}/attend_tensors.c ${examples_dir}/decode.c ${examples_dir}/selection.c ${examples_dir}/smallest.c
+              ${examples_dir}/smallest.py
+        DESTINATION ${CMAKE_INSTALL_DOCDIR}/examples COMPONENT doc)
+install(FILES ${PROJECT_SOURCE_DIR}/bindings/ggml/smallest.c
+        DESTINATION ${CMAKE_INSTALL_DOCDIR}/bindings/ggml COMPONENT doc)
 
 # oneDNN may be built on OpenMP, and one thread per worker is asked of it.
 set(tandem_openmp_libs ${OpenMP_CXX_LIB_NAMES})
@@ -34,10 +65,13 @@ configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/tandem-config.cmake.in
                               ${CMAKE_CURRENT_BINARY_DIR}/tandem-config.cmake INSTALL_DESTINATION ${tandem_package_dir})
 write_basic_package_version_file(${CMAKE_CURRENT_BINARY_DIR}/tandem-config-version.cmake COMPATIBILITY SameMajorVersion)
 install(FILES ${CMAKE_CURRENT_BINARY_DIR}/tandem-config.cmake ${CMAKE_CURRENT_BINARY_DIR}/tandem-config-version.cmake
-        DESTINATION ${tandem_package_dir})
-foreach(set tandem-targets tandem-static-targets)
-  install(EXPORT ${set} NAMESPACE tandem:: DESTINATION ${tandem_package_dir})
-endforeach()
+        DESTINATION ${tandem_package_dir} COMPONENT dev)
+if(tandem_shared)
+  install(EXPORT tandem-targets NAMESPACE tandem:: DESTINATION ${tandem_package_dir} COMPONENT dev)
+endif()
+if(TANDEM_BUILD_STATIC)
+  install(EXPORT tandem-static-targets NAMESPACE tandem:: DESTINATION ${tandem_package_dir} COMPONENT dev)
+endif()
 
 # ---- pkg-config ----
 # ${pcfiledir} is where the .pc file lies; an absolute CMAKE_INSTALL_LIBDIR or _INCLUDEDIR is kept as it is.
@@ -59,7 +93,24 @@ set(tandem_pc_static_libs -ldnnl)
 foreach(name ${tandem_openmp_libs} pthread ${CMAKE_DL_LIBS} ${tandem_cxx_runtime})
   string(APPEND tandem_pc_static_libs " -l${name}")
 endforeach()
-foreach(name tandem tandem-static)
+# `pkg-config --static` appends to Libs, where -ltandem is the shared library unless the linker takes archives alone
+# (-static). The shared library does not define the symbol that is required, so a program is never linked to it in the archive's place.
+set(tandem_pc_libs "Libs: -L\${libdir} -ltandem
+Libs.private: -Wl,--require-defined=tandem_archive_is_linked_by_tandem_static_pc -lhwloc -lhwy ${tandem_pc_static_libs}")
+if(NOT tandem_shared)
+  set(tandem_pc_libs "Requires: tandem-static = ${PROJECT_VERSION}")
+endif()
+set(tandem_pc_names tandem)
+if(TANDEM_BUILD_STATIC)
+  list(APPEND tandem_pc_names tandem-static)
+endif()
+foreach(name ${tandem_pc_names})
   configure_file(${PROJECT_SOURCE_DIR}/pkgconfig/${name}.pc.in ${CMAKE_CURRENT_BINARY_DIR}/${name}.pc @ONLY)
-  install(FILES ${CMAKE_CURRENT_BINARY_DIR}/${name}.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+  install(FILES ${CMAKE_CURRENT_BINARY_DIR}/${name}.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig COMPONENT dev)
 endforeach()
+
+# ---- uninstall ----
+if(PROJECT_IS_TOP_LEVEL)
+  add_custom_target(uninstall COMMAND ${CMAKE_COMMAND} -D "build=${CMAKE_BINARY_DIR}"
+                                      -P ${PROJECT_SOURCE_DIR}/cmake/uninstall.cmake VERBATIM)
+endif()

@@ -46,7 +46,8 @@ Failure load_haystack(const DemoOptions& options, int64_t n_bytes, std::string* 
 Failure picture_path(const DemoOptions& options, const char* name, std::string* path);
 // Refuses a place where that picture cannot be written, before hours have gone into it.
 Failure check_picture_place(const DemoOptions& options, const char* name);
-Failure say_no_pictures();  // on stderr: stdout may be JSON
+// Where it is false, stderr says why: stdout may be JSON.
+bool draws_pictures(const DemoOptions& options);
 void print_contestants(const std::vector<Contestant>& contestants);
 std::string contestants_json(const std::vector<Contestant>& contestants);
 

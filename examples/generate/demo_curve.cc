@@ -44,7 +44,7 @@ void print_reading(const Reading& reading, const Reading& dense) {
 }
 
 Failure draw(const DemoOptions& options, const std::vector<Reading>& readings) {
-  if (!have_pictures()) return say_no_pictures();
+  if (!draws_pictures(options)) return {};
   CurvePicture picture;
   const size_t slash = options.curve_file.rfind('/');
   picture.subtitle = options.curve_file.substr(slash == std::string::npos ? 0 : slash + 1) + ", context " +

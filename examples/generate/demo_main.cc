@@ -2,6 +2,7 @@
 // tandem-demo: hides facts in a long text and lets the model answer, with dense and with hybrid attention side by side.
 #include <cstdio>
 
+#include "data_file.h"
 #include "demo.h"
 #include "llama_config.h"
 #include "picture.h"
@@ -37,8 +38,9 @@ Failure check_files(const DemoOptions& options) {
   const bool draws_kept =
       options.n_depths == 0 && options.n_numbers == 0 && options.curve_file.empty() && options.loss_file.empty();
   GENERATE_TRY(check_length(options.engine.model_directory, "--context: " + number(options.context), options.context));
-  if (have_pictures() && !options.curve_file.empty()) GENERATE_TRY(check_picture_place(options, "curve.png"));
-  if (have_pictures() && draws_kept) GENERATE_TRY(check_picture_place(options, "kept.png"));
+  const bool draws = have_pictures() && !options.picture_directory.empty();
+  if (draws && !options.curve_file.empty()) GENERATE_TRY(check_picture_place(options, "curve.png"));
+  if (draws && draws_kept) GENERATE_TRY(check_picture_place(options, "kept.png"));
   return options.engine.check_machine();
 }
 
@@ -79,8 +81,7 @@ Failure serve(DemoOptions* options) {
 
 Failure run(int argc, char** argv) {
   DemoOptions options;
-  options.engine.model_directory = TANDEM_EXAMPLES_DIRECTORY "/models/pico";
-  options.picture_directory = TANDEM_PICTURES_DIRECTORY;
+  options.engine.model_directory = data_file("models/pico");
   options.policy.window_tokens = 1024;
   options.policy.sink_tokens = 64;
   options.policy.beta = 1;
@@ -104,8 +105,8 @@ Failure run(int argc, char** argv) {
   flags.reals("--betas", "settings of --curve (default 0.25,0.5,1,2)", 0, 1e6, &options.betas);
   flags.reals("--windows", "likewise, % of the context (default 5,12.5,25,50)", 0, 100, &options.windows);
   flags.text("--policies", "A,B", "who competes (default all,hgca); hip=PRUNING as with --pruning", &options.policies);
-  flags.text("--text", "FILE", "text to hide facts in (default examples/data/haystack.txt)", &options.text_file);
-  flags.text("--pictures", "DIR", "folder for pictures (default: demo/ in the build folder)", &options.picture_directory);
+  flags.text("--text", "FILE", "text to hide facts in (default: the haystack.txt that comes with it)", &options.text_file);
+  flags.text("--pictures", "DIR", "folder for pictures (default: none are drawn)", &options.picture_directory);
   flags.integer("--seed", "of the facts (default 1)", 0, INT64_MAX, &options.seed);
   options.engine.declare(&flags);
   options.policy.declare(&flags);

@@ -8,13 +8,15 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "data_file.h"
 #include "demo.h"
+#include "picture.h"
 #include "text_file.h"
 
 namespace generate {
 
 Failure load_haystack(const DemoOptions& options, int64_t n_bytes, std::string* text) {
-  const std::string path = options.text_file.empty() ? TANDEM_EXAMPLES_DIRECTORY "/data/haystack.txt" : options.text_file;
+  const std::string path = options.text_file.empty() ? data_file("data/haystack.txt") : options.text_file;
   std::string source;
   GENERATE_TRY(read_text_file(path, &source));
   if (source.empty()) return {path + ": is empty"};
@@ -40,9 +42,13 @@ Failure check_picture_place(const DemoOptions& options, const char* name) {
   return {};
 }
 
-Failure say_no_pictures() {
-  std::fprintf(stderr, "No picture: this tandem-demo was built without Cairo (libcairo2-dev).\n");
-  return {};
+bool draws_pictures(const DemoOptions& options) {
+  const bool draws = have_pictures() && !options.picture_directory.empty();
+  if (!draws)
+    std::fprintf(stderr, "No picture: %s.\n",
+                 have_pictures() ? "--pictures DIR names a folder for it"
+                                 : "this tandem-demo was built without Cairo (libcairo2-dev)");
+  return draws;
 }
 
 void print_contestants(const std::vector<Contestant>& contestants) {

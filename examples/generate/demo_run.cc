@@ -71,7 +71,7 @@ Failure picture_of(const DemoOptions& options, const ModelConfig& config, const 
 
 Failure draw(const DemoOptions& options, const KeptPicture& picture) {
   std::string path;
-  if (!have_pictures()) return say_no_pictures();
+  if (!draws_pictures(options)) return {};
   GENERATE_TRY(picture_path(options, "kept.png", &path));
   GENERATE_TRY(draw_kept(picture, path));
   if (!options.json) std::printf("\nWhich keys each head kept: %s\n", path.c_str());

@@ -58,6 +58,11 @@ constexpr StatusName kStatusNames[] = {
 }  // namespace
 }  // namespace tandem
 
+// In the archive alone: the shared library exports what lib/tandem.map lists. `pkg-config --static --libs tandem` requires
+// it of the link, which then fails where -ltandem is the shared library.
+extern "C" const char tandem_archive_is_linked_by_tandem_static_pc;
+const char tandem_archive_is_linked_by_tandem_static_pc = 1;
+
 uint32_t tandem_version(void) { return TANDEM_VERSION_MAJOR << 16 | TANDEM_VERSION_MINOR << 8 | TANDEM_VERSION_PATCH; }
 
 uint64_t tandem_abi_fingerprint(uint32_t minor) { return minor == 2 ? tandem::fnv1a(tandem::kLayout2) : 0; }

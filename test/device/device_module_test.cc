@@ -414,6 +414,7 @@ void closed_with_the_engine(void**) {
   tandem_model_release(model);
 }
 
+#ifdef TANDEM_LIBRARY  // there is a shared one
 // libtandem opened from the file by the test, as a program with plugins would; its engine's outcome.
 void create_in(const char* library, Attempt* attempt) {
   void* handle = dlopen(library, RTLD_NOW | RTLD_LOCAL);
@@ -458,6 +459,7 @@ void library_of_a_relative_path(void**) {
   attempt.expect_refused(TANDEM_ERROR_BACKEND, "backend",
                          {"beside the library: was opened as ./libtandem.so, which is not an absolute path"});
 }
+#endif
 
 // Whether the program could be run with rights that its caller lacks; where it could, it has ignored the variable.
 bool setuid_program_ignores_the_variable() {
@@ -507,8 +509,10 @@ int main(int argc, char**) {
       TEST(report_names_devices),
       TEST(odd_paths),
       TEST(closed_with_the_engine),
+#ifdef TANDEM_LIBRARY
       TEST(beside_the_shared_library),
       TEST(library_of_a_relative_path),
+#endif
       TEST(setuid_programs_ignore_the_variable),
   };
 #undef TEST

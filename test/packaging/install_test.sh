@@ -1,8 +1,8 @@
 #!/bin/bash
 # SPDX-License-Identifier: MIT
 # Installs into one folder, moves it to another whose name has a space, runs the installed programs by both of their names, and
-# builds the examples from there the way users do: pkg-config and find_package, shared and static, as C99 and as C++20. Each
-# program is run.
+# builds the installed examples from there the way users do: pkg-config and find_package, shared and static, as C99 and as
+# C++20. Each program is run. Then it uninstalls.
 # install_test.sh SOURCE_DIR BUILD_DIR CMAKE CC CXX WORK_DIR
 source "$(dirname "$0")/common.sh"
 source=$1 build=$2 cmake=$3 cc=$4 cxx=$5 work=$6
@@ -22,7 +22,7 @@ done
 
 # ---- programs ----
 installed=0
-for command in info plan bench generate; do
+for command in info plan bench patterns generate demo; do
   [ -x "$build/bin/tandem-$command" ] || continue # not part of this build
   installed=$((installed + 1))
   step "tandem $command --help" "$prefix/bin/tandem" "$command" --help
@@ -34,10 +34,17 @@ for command in info plan bench generate; do
 done
 [ "$installed" -eq 0 ] || step 'tandem info' "$prefix/bin/tandem" info --json
 [ "$installed" -eq 0 ] || step 'tandem plan' "$prefix/bin/tandem" plan --kv-len 4096
-if [ -x "$build/bin/tandem" ]; then
-  output=$("$prefix/bin/tandem" demo 2>&1)
+if [ -x "$build/bin/tandem-demo" ]; then # it has its model and its text with it
+  step 'tandem demo' "$prefix/bin/tandem" demo --context 2048 --decode 4
+  strip -o demo "$prefix/bin/tandem-demo"
+  ! grep -qF -e "$source/" demo || fail 'tandem-demo names the folder of the sources'
+  rm -r "$prefix/share/tandem"
+  output=$("$prefix/bin/tandem" demo --context 2048 --decode 4 2>&1)
   status=$?
-  [ "$status" -eq 1 ] && grep -q 'demo is not part of this installation' <<<"$output" || fail "tandem demo: $status: $output"
+  [ "$status" -eq 1 ] && grep -qF "$prefix/share/tandem/models/pico" <<<"$output" ||
+    fail "tandem demo without its model: exit code $status: $output"
+fi
+if [ -x "$build/bin/tandem" ]; then
   [ "$("$prefix/bin/tandem" --version)" = "tandem $(sed -n 's/^Version: //p' "$libdir/pkgconfig/tandem.pc")" ] ||
     fail 'the versions of tandem and of tandem.pc differ'
 fi
@@ -61,6 +68,12 @@ if [ -e "$build/man/made" ]; then
 elif grep -q '^TANDEM_MAN:BOOL=ON$' "$build/CMakeCache.txt"; then
   fail 'TANDEM_MAN is ON and the manual has not been made'
 fi
+# ---- documentation ----
+doc=$prefix/share/doc/tandem
+for file in LICENSE README.md CHANGELOG.md docs/README.md docs/pictures/tandem-light.svg bindings/python/README.md \
+  examples/smallest.py; do
+  cmp -s "$doc/$file" "$source/$file" || fail "share/doc/tandem/$file is missing, or another"
+done
 
 # ---- pkg-config ----
 export PKG_CONFIG_PATH="$libdir/pkgconfig"
@@ -79,12 +92,21 @@ program_from_pkg_config() { # name package compiler flags…
   step "$name: run" env "LD_LIBRARY_PATH=$libdir" "./$name"
 }
 strict=(-pedantic -Wall -Wextra -Werror)
-user_source=$source/examples/decode.c
+user_source=$doc/examples/decode.c
 program_from_pkg_config pkg-config-c99 tandem "$cc" -std=c99 "${strict[@]}"
 program_from_pkg_config pkg-config-cxx20 tandem "$cxx" -std=c++20 "${strict[@]}" -x c++
 program_from_pkg_config pkg-config-static tandem-static "$cc" -std=c99 "${strict[@]}"
 ! readelf -d pkg-config-static | grep -q libtandem || fail 'the static program needs libtandem.so'
-user_source=$source/examples/smallest.c
+# --static without -static: -ltandem would be the shared library.
+output=$(eval "$cc -o quietly-shared $(pkg-config --cflags tandem) '$user_source' $(pkg-config --static --libs tandem)" 2>&1) &&
+  fail 'pkg-config --static links the shared library'
+grep -q 'tandem_archive_is_linked_by_tandem_static_pc' <<<"$output" || fail "pkg-config --static: $output"
+step 'pkg-config --static, the archive named' eval "$cc -o static $(pkg-config --cflags tandem) '$user_source' \
+  $(pkg-config --static --libs tandem | sed 's/-ltandem /-l:libtandem.a /')"
+[ ! -x static ] || ! readelf -d static | grep -q libtandem || fail 'the program of the named archive needs libtandem.so'
+user_source=$doc/examples/attend_tensors.c
+program_from_pkg_config pkg-config-attend-tensors tandem "$cc" -std=c99 "${strict[@]}"
+user_source=$doc/examples/smallest.c
 program_from_pkg_config pkg-config-smallest tandem "$cc" -std=c99 "${strict[@]}"
 program_from_pkg_config pkg-config-smallest-cxx20 tandem "$cxx" -std=c++20 "${strict[@]}" -x c++
 user_source=$here/raii.cc
@@ -103,4 +125,14 @@ step 'find_package: static, C99' consumer find-static C 99 tandem::tandem_static
 step 'find_package: static, C++20' consumer find-static-cxx CXX 20 tandem::tandem_static static
 [ ! -x find-static/program ] || ! readelf -d find-static/program | grep -q libtandem || fail 'the static program needs libtandem.so'
 ! grep -q find_dependency "$libdir"/cmake/tandem/tandem-targets*.cmake || fail 'the shared target has dependencies'
+
+# ---- uninstall ----
+# By a manifest of its own: other tests install from the build folder meanwhile.
+touch "$prefix/include/tandem/mine.h"
+mkdir manifest && find "$prefix" ! -type d ! -name mine.h >manifest/install_manifest.txt
+step 'uninstall' "$cmake" -D "build=$work/manifest" -P "$source/cmake/uninstall.cmake"
+left=$(find "$prefix" ! -type d)
+[ "$left" = "$prefix/include/tandem/mine.h" ] || fail "left after the uninstall: $left"
+left=$(find "$prefix" -type d -name tandem)
+[ "$left" = "$prefix/include/tandem" ] || fail "folders left after the uninstall: $left"
 finish

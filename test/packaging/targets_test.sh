@@ -15,6 +15,12 @@ for file in libtandem.a bin/tandem bin/tandem-info bin/tandem-plan bin/tandem-pa
 done
 ! grep -E '^test/|tandem-cuda' <<<"$programs" || fail 'tandem_programs has the files above'
 
+# Programs are the same whatever folder they are built in.
+for file in bin/tandem*; do
+  path=$(LC_ALL=C readelf -d "$file" | sed -n 's/.*R.*PATH).*\[\(.*\)\]$/\1/p')
+  [[ $path != *"$PWD"* ]] || fail "$file looks for libraries in $path"
+done
+
 fast=$(outputs fast)
 ! grep 'tandem-cuda' <<<"$fast" || fail 'fast has the files above'
 commands=$("$ctest" -N -V -L '^fast$' | sed -n "s|^[0-9]*: Test command: $PWD/\([^ ]*\).*|\1|p" | sort -u)

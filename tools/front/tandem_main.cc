@@ -36,8 +36,7 @@ constexpr Command kCommands[] = {
     {"patterns", "which keys each head attends, by a file; what that takes", "CMake builds it with TANDEM_BUILD_TOOLS=ON"},
     {"bench", "speed of attention, checked, against this machine's limits", "CMake builds it with TANDEM_BUILD_TOOLS=ON"},
     {"generate", "continue or score a text with a Llama-family model", "CMake builds it with TANDEM_BUILD_EXAMPLES=ON"},
-    {"demo", "a model answers from 16,384 tokens, dense and hybrid",
-     "CMake builds it with TANDEM_BUILD_EXAMPLES=ON; it runs in the source tree: ./dev demo"},
+    {"demo", "a model answers from 16,384 tokens, dense and hybrid", "CMake builds it with TANDEM_BUILD_EXAMPLES=ON"},
 };
 
 const Command* find_command(std::string_view name) {
