@@ -37,7 +37,8 @@ from reference import Reference
 HELP = {"tandem": ["tandem", "--help"], "tandem-info": ["tandem-info", "--help"], "tandem-plan": ["tandem-plan", "--help"],
         "tandem-patterns": ["tandem-patterns", "--help"],
         "tandem-patterns-profile": ["tandem-patterns", "profile", "--help"],
-        "tandem-bench": ["tandem-bench", "--help"], "tandem-generate": ["tandem-generate", "--help"]}
+        "tandem-bench": ["tandem-bench", "--help"], "tandem-generate": ["tandem-generate", "--help"],
+        "tandem-demo": ["tandem-demo", "--help"]}
 PROGRAMS = [name for name, command in HELP.items() if command[0] == name]
 
 
