@@ -9,5 +9,7 @@ void* operator new(size_t n) {
   if (data == nullptr) throw std::bad_alloc();
   return data;
 }
+// std::stable_sort takes its memory by this one, and gives it back by the next.
+void* operator new(size_t n, const std::nothrow_t&) noexcept { return std::malloc(n == 0 ? 1 : n); }
 void operator delete(void* p) noexcept { std::free(p); }
 void operator delete(void* p, size_t) noexcept { std::free(p); }
