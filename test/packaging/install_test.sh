@@ -21,6 +21,8 @@ done
 ! grep -q '^Requires.private' "$libdir/pkgconfig/tandem.pc" || fail "tandem.pc has Requires.private"
 
 # ---- programs ----
+# With CMAKE_SKIP_INSTALL_RPATH, as distributions build, the loader has to be told.
+[ ! -x "$prefix/bin/tandem-info" ] || readelf -d "$prefix/bin/tandem-info" | grep -q PATH || export "LD_LIBRARY_PATH=$libdir"
 installed=0
 for command in info plan bench patterns generate demo; do
   [ -x "$build/bin/tandem-$command" ] || continue # not part of this build

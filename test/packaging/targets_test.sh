@@ -10,7 +10,9 @@ cd "$build" || exit 1
 outputs() { "$ninja" -t commands "$1" | grep -oE ' (-o|qc) [^ ]+' | sed 's/^ [^ ]* //' | sort -u; }
 
 programs=$(outputs tandem_programs)
-for file in libtandem.a bin/tandem bin/tandem-info bin/tandem-plan bin/tandem-patterns bin/tandem-bench; do
+[ "$(sed -n 's/^TANDEM_BUILD_STATIC:BOOL=//p' CMakeCache.txt)" = OFF ] || grep -qxF libtandem.a <<<"$programs" ||
+  fail 'tandem_programs lacks libtandem.a'
+for file in bin/tandem bin/tandem-info bin/tandem-plan bin/tandem-patterns bin/tandem-bench; do
   grep -qxF "$file" <<<"$programs" || fail "tandem_programs lacks $file"
 done
 ! grep -E '^test/|tandem-cuda' <<<"$programs" || fail 'tandem_programs has the files above'
