@@ -13,13 +13,14 @@ EXIT = "Exit codes: "
 
 
 def usage_of(lines):
-    """Takes the lines that say how the program is called away from the front."""
+    """Takes the lines that say how the program is called away from the front, each with what that call does, if it says so."""
     taken = []
     while lines and re.match(r"(usage: )?tandem \w*\b(?!:)", lines[0]):
         line = re.split(r"  +", lines.pop(0).removeprefix("usage: "))
         words = line[0].split()
         n_names = 2 if len(words) > 1 and words[1].isalpha() and words[1].islower() else 1
-        taken.append((Span(" ".join(words[:n_names]), "bold"), Span(" " + " ".join(words[n_names:]))))
+        call = (Span(" ".join(words[:n_names]), "bold"), Span(" " + " ".join(words[n_names:])))
+        taken.append((call, tuple(Paragraph(spans_of(does)) for does in line[1:])))
     return taken
 
 
@@ -117,7 +118,7 @@ def page(name, texts, programs):
     parts = [(other.removeprefix(name + "-"), Help(text)) for other, text in texts.items()
              if command and other.startswith(name + "-")]
     usage = [*own.usage, *(line for _, part in parts for line in part.usage if line not in own.usage)]
-    sections = [Section("SYNOPSIS", [Terms(tuple((line, ()) for line in usage), is_compact=True)]),
+    sections = [Section("SYNOPSIS", [Terms(tuple(usage), is_compact=True)]),
                 Section("DESCRIPTION", [same_program(name, command), *own.description])]
     sections.append(Section("OPTIONS", own.options))
     for title, part in parts:
