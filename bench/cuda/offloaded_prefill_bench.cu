@@ -14,7 +14,7 @@
 //
 // A line of JSON for each chunk: milliseconds, and bytes of K and V that crossed the bus to the device. Before that, the
 // last layer's last block of queries is compared: offloaded with resident, and with what the CPU makes of the same queries.
-#include "hybrid_case.h"
+#include "cuda/hybrid_case.h"
 
 using namespace tandem::test;
 

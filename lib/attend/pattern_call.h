@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Calls on device tensors in layers that follow head patterns. The window has all keys of the sequences. Where every head
-// attends all keys, or sinks and a window, the host makes the key lists (lib/tables/key_list.h): granules for the sinks, and
+// Calls on device tensors in layers that follow head patterns. In appends all keys of the sequences are on the device, in the
+// window or brought there (lib/attend/whole_layer.h); in decode calls the CPU attends those outside the window. Where every
+// head attends all keys, or sinks and a window, the host makes the key lists (lib/tables/key_list.h): granules for the sinks, and
 // a range for the window. Where some head chooses its keys, the device makes the lists of all heads
 // (lib/tables/pattern_lists.h): it chooses for all heads at once, and writes the lists of a launch before this launch.
 //

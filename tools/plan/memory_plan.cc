@@ -43,9 +43,10 @@ tandem_cache_options cache_options(const PlanOptions& options) {
   return cache;
 }
 
-// A device that prunes or follows head patterns has all keys of a sequence in its window.
+// A device that prunes has all keys of a sequence in its window; one that follows head patterns has, unless --window is given.
 int64_t window_of(const PlanOptions& options, bool has_device) {
-  if (!has_device || !(options.prunes() || options.follows_patterns())) return options.window;
+  const bool has_all = options.prunes() || (options.follows_patterns() && options.window < 0);
+  if (!has_device || !has_all) return options.window;
   return std::max(options.window, *std::max_element(options.kv_lens.begin(), options.kv_lens.end()));
 }
 

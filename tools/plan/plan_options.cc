@@ -43,8 +43,8 @@ void PlanOptions::declare(std::vector<Flag>* flags) {
       text_flag("--pruning", "PRESET", &pruning, "hip: what it prunes (small)"),
       text_flag("--patterns", "FILE", &patterns_path, "patterns, which needs it: a file of head patterns, of all layers"),
       number_flag("--window", &window, 0, kMaxLen,
-                  "newest tokens, always attended, on the device (4096; hip, patterns with --backend: the longest length "
-                  "at least)"),
+                  "newest tokens, always attended, on the device (4096; with --backend, hip: at least, patterns: the longest "
+                  "length)"),
       number_flag("--sinks", &sinks, 0, kMaxLen, "first tokens, always attended (64)"),
       choice_flag("--route", &route, {std::begin(kRoutes), std::end(kRoutes)},
                   "which processor attends keys outside the window, with --backend (auto)"),
