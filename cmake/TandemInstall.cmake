@@ -50,8 +50,8 @@ install(DIRECTORY ${PROJECT_SOURCE_DIR}/docs DESTINATION ${CMAKE_INSTALL_DOCDIR}
 foreach(folder bindings/python bindings/rust bindings/go bindings/ggml lib/routes examples/models/pico)
   install(FILES ${PROJECT_SOURCE_DIR}/${folder}/README.md DESTINATION ${CMAKE_INSTALL_DOCDIR}/${folder} COMPONENT doc)
 endforeach()
-install(FILES ${examples_dir}/attend_tensors.c ${examples_dir}/decode.c ${examples_dir}/selection.c ${examples_dir}/smallest.c
-              ${examples_dir}/smallest.py
+install(FILES ${examples_dir}/attend_tensors.c ${examples_dir}/decode.c ${examples_dir}/selection.c
+              ${examples_dir}/smallest.c ${examples_dir}/smallest.py
         DESTINATION ${CMAKE_INSTALL_DOCDIR}/examples COMPONENT doc)
 install(FILES ${PROJECT_SOURCE_DIR}/bindings/ggml/smallest.c
         DESTINATION ${CMAKE_INSTALL_DOCDIR}/bindings/ggml COMPONENT doc)
@@ -94,7 +94,8 @@ foreach(name ${tandem_openmp_libs} pthread ${CMAKE_DL_LIBS} ${tandem_cxx_runtime
   string(APPEND tandem_pc_static_libs " -l${name}")
 endforeach()
 # `pkg-config --static` appends to Libs, where -ltandem is the shared library unless the linker takes archives alone
-# (-static). The shared library does not define the symbol that is required, so a program is never linked to it in the archive's place.
+# (-static). The shared library does not define the symbol that is required, so a program is never linked to it in the
+# archive's place.
 set(tandem_pc_libs "Libs: -L\${libdir} -ltandem
 Libs.private: -Wl,--require-defined=tandem_archive_is_linked_by_tandem_static_pc -lhwloc -lhwy ${tandem_pc_static_libs}")
 if(NOT tandem_shared)

@@ -65,7 +65,8 @@ tandem_package(runtime libtandem${PROJECT_VERSION_MAJOR} libs "attention over ke
 tandem_package(dev libtandem-dev libdevel "attention over key/value caches larger than the GPU (headers)"
                "${about}\n.\nThis package has the headers, the static library and the files of pkg-config\nand CMake.")
 tandem_package(tools tandem-tools utils "programs of Tandem: what it finds, plans and measures"
-               "${about}\n.\nThis package has the program tandem and its commands, and the small language\nmodel of tandem-demo.")
+               "${about}\n.\nThis package has the program tandem and its commands, and the small language
+model of tandem-demo.")
 tandem_package(doc tandem-doc doc "documentation and examples of Tandem"
                "${about}\n.\nThis package has pages and examples.")
 tandem_package(module libtandem-cuda${PROJECT_VERSION_MAJOR} libs

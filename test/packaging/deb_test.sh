@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: MIT
-# Debian packages of the build folder: what is in them, what they depend on, and a program built from their files unpacked into
-# a folder, as a cross compiler would. With `root` they are installed in a Debian of their own, run there and removed again.
+# Debian packages of the build folder: what is in them, what they depend on, and a program built from their files unpacked
+# into a folder, as a cross compiler would. With `root` they are installed in a Debian of their own, run there and removed again.
 # deb_test.sh SOURCE_DIR BUILD_DIR CPACK CC WORK_DIR [root]
 source "$(dirname "$0")/common.sh"
 source=$1 build=$2 cpack=$3 cc=$4 work=$5 in_root=${6:-}

@@ -100,7 +100,8 @@ program_from_pkg_config pkg-config-cxx20 tandem "$cxx" -std=c++20 "${strict[@]}"
 program_from_pkg_config pkg-config-static tandem-static "$cc" -std=c99 "${strict[@]}"
 ! readelf -d pkg-config-static | grep -q libtandem || fail 'the static program needs libtandem.so'
 # --static without -static: -ltandem would be the shared library.
-output=$(eval "$cc -o quietly-shared $(pkg-config --cflags tandem) '$user_source' $(pkg-config --static --libs tandem)" 2>&1) &&
+flags="$(pkg-config --cflags tandem) '$user_source' $(pkg-config --static --libs tandem)"
+output=$(eval "$cc -o quietly-shared $flags" 2>&1) &&
   fail 'pkg-config --static links the shared library'
 grep -q 'tandem_archive_is_linked_by_tandem_static_pc' <<<"$output" || fail "pkg-config --static: $output"
 step 'pkg-config --static, the archive named' eval "$cc -o static $(pkg-config --cflags tandem) '$user_source' \

@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: MIT
-# Options of the build: what is left out is not looked for, what is asked for and missing is an error that says so, warnings are
-# errors in the presets alone. Nothing is compiled.
+# Options of the build: what is left out is not looked for, what is asked for and missing is an error that says so, warnings
+# are errors in the presets alone. Nothing is compiled.
 # options_test.sh SOURCE_DIR CMAKE CC CXX WORK_DIR
 source "$(dirname "$0")/common.sh"
 source=$1 cmake=$2 cc=$3 cxx=$4 work=$5
