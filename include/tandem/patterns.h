@@ -24,10 +24,10 @@
  * In calls with one query of a sequence, and of guesses (SPECULATIVE), KV heads whose query heads all have the pattern A_SHAPE and
  * no other attend their sinks and windows, the longest of the group's; other KV heads attend all keys. Layers with a sliding
  * window attend their whole window. Trees of speculative tokens are UNSUPPORTED (parent_idx). On device tensors so are guesses
- * and learned sinks (flags, q.device_type); a chunk may have fewer queries there (append_tokens), and the keys that a head has
- * chosen are not told (tandem_session_selection()). An append whose session's window lacks keys brings those of its layer to the
- * device, into memory that the session keeps for two layers; in decode calls the CPU attends them. Where the library rotates keys,
- * and in calls of several queries without new tokens, the window has to have all keys (CAPACITY, window_tokens). */
+ * and learned sinks (flags, q.device_type); a chunk may have fewer blocks there (append_tokens), and keys that a head has chosen
+ * are not told (tandem_session_selection()). An append whose session's window lacks keys brings those of its layer to the device,
+ * into memory that the session keeps for two layers; in decode calls the CPU attends them. Where the library rotates keys, and in
+ * calls of several queries without new tokens, the window has to have all keys (CAPACITY, window_tokens). */
 #ifndef TANDEM_PATTERNS_H_
 #define TANDEM_PATTERNS_H_
 

@@ -27,9 +27,9 @@ typedef struct tandem_memory_plan {
   int64_t device_work_bytes;   /* states, descriptors, work space, for the same calls, in planned steps or not */
   int64_t kv_token_bytes;      /* K and V of one token in all layers */
   int64_t shared_bytes;        /* pinned host memory: to hand over, and 32 MiB to fill windows, taken by the first call that does */
-  int64_t device_stream_bytes; /* buffers of a session that may stream or rebuild keys, taken by the first call that does. "auto"
-                                * does where there are 4 MiB of keys and more outside the windows of a layer, and has all that is
-                                * said here for it, work space too, unless the CPU alone is faster or steps are planned */
+  int64_t device_stream_bytes; /* buffers of a session that may stream or rebuild keys, or bring them for appends of append_tokens
+                                * under "patterns", taken by the first call that does. "auto" takes them, with their work space, where
+                                * 4 MiB of a layer's keys are outside the windows, unless the CPU is faster or steps are planned */
   int64_t device_weights_bytes; /* projections of the route "recompute", taken once for a cache by the first such session */
   int64_t x_token_bytes;        /* hidden states of one token in all layers */
   int64_t device_window_max_bytes; /* windows once each sequence has filled its own, however long it becomes */

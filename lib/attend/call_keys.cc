@@ -79,7 +79,7 @@ void choose_keys(const Call& call, SequenceCall& of) {
   of.observes = call.facts.policy.keeps_maw && !of.is_append && !call.args.speculative;
 }
 
-// Where each query's keys begin that are not further from it than its layer's patterns allow.
+// For each query: the first token whose key is no further from the query than the layer's patterns allow.
 Status cap_distances(const Call& call, SequenceCall& of) {
   if (!call.facts.policy.follows_patterns) return {};
   const int64_t most = call.session.options.patterns[call.facts.idx].max_distance;

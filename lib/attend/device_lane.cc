@@ -69,6 +69,7 @@ CallShape make_shape(const Call& call) {
   CallShape shape{&call.layer(), call.facts.idx, scratch.shapes};
   shape.appends = call.appends();
   shape.is_speculative = call.args.speculative;
+  shape.is_partial = call.args.partial;
   // What graphs hold does not grow any more: steps larger than that are refused.
   shape.has_room_to_step = !call.device().is_frozen();
   return shape;

@@ -67,6 +67,25 @@ bool sees_outside(const Call& call, const SequenceCall& of, int64_t query) {
 
 }  // namespace
 
+namespace {
+
+// Appends under head patterns find all keys on the device.
+Status check_brought(const Call& call, const PrefillSize& size) {
+  if (!follows_patterns(call)) return {};
+  for (const SequenceCall& of : call.calls()) {
+    const int64_t outside_end = of.is_append ? call.session.evicted_to(of.state->window_begin, of.length - 1) : 0;
+    if (outside_end == 0 || of.length <= size.whole_tokens) continue;
+    return fail(TANDEM_ERROR_CAPACITY, "window_tokens",
+                "window_tokens = %lld: under policy \"%s\" of layer %d the device has no kernels that would attend the %lld "
+                "tokens outside the window",
+                static_cast<long long>(call.session.options.window_len), call.facts.policy.name, call.args.layer_idx,
+                static_cast<long long>(outside_end));
+  }
+  return {};
+}
+
+}  // namespace
+
 Status LongAppend::size_and_pin(Call& call, const CallShape& shape) {
   const bool searches = call.facts.policy.names_keys();
   const bool refuses = (searches ? core_.refuses_long_searches : core_.refuses_long) || call.goes_short;
@@ -74,6 +93,7 @@ Status LongAppend::size_and_pin(Call& call, const CallShape& shape) {
   const SizeTerms terms = core_.terms();
   PrefillSize size;
   TANDEM_TRY(size_long(terms, shape, call.taken.uses[kPlanStream], &size));
+  TANDEM_TRY(check_brought(call, size));
   if (size.n_tokens == 0 || (refuses && !size.brings_layer())) return {};
   RoutesTaken taken = call.taken;
   taken.prefill = size;
@@ -94,7 +114,7 @@ Status LongAppend::size_and_pin(Call& call, const CallShape& shape) {
   if (size.brings_layer()) {
     // Copies from memory that cannot be pinned take longer, no more.
     for (const SequenceCall& of : call.calls())
-      (void)call.cache().pin(*of.sequence, call.args.layer_idx, {0, of.first_query});
+      if (of.is_append) (void)call.cache().pin(*of.sequence, call.args.layer_idx, {0, of.first_query});
     TANDEM_TRY(whole_.reserve(call, size.whole_tokens));
   }
   TANDEM_TRY(call.device().reserve_side());

@@ -87,7 +87,7 @@ Status Session::stats(tandem_session_stats* stats) {
       const LayerState& state = found.layers[l];
       const int32_t n_kv_heads = core.layers[l].layer.n_kv_heads;
       state.selection->join();
-      if (core.policies[l].make == nullptr) continue;
+      if (core.policies[l].make == nullptr || core.policies[l].follows_patterns) continue;
       all.host_keys += std::max<int64_t>(0, state.window_begin - core.options.sink_len) * n_kv_heads;
       for (int32_t h = 0; h < n_kv_heads; ++h) all.selected_keys += state.selection->n_selected(h);
     }

@@ -40,7 +40,8 @@ Status StepPlan::check_lengths(const CallShape& shape) const {
   TANDEM_TRY(core_.device->most_queries(shape.layer_idx, wanted, &most));
   const SessionLayer& layer = core_.layers[shape.layer_idx];
   if (layer.policy.names_keys()) most = 1;
-  for (const OpenStep::Sequence& step : open.sequences) TANDEM_TRY(check_resident(core_, layer, step.length + step.q_len, true));
+  for (const OpenStep::Sequence& step : open.sequences)
+    TANDEM_TRY(check_resident(core_, layer, step.length + step.q_len, true));
   if (open.max_q_len <= most && open.n_tokens <= kMostStepTokens) return {};
   return fail(TANDEM_ERROR_CAPACITY, "q_lens", "q_lens: up to %lld of %lld tokens in all; a planned step takes %lld of %lld",
               static_cast<long long>(open.max_q_len), static_cast<long long>(open.n_tokens), static_cast<long long>(most),

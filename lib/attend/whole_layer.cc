@@ -79,9 +79,9 @@ void WholeLayer::list(const Call& chunk) {
   chunk.session.hand_over().wait_for_rows(of.sequence->id, chunk.args.layer_idx,
                                           ring.end < of.first_query ? of.first_query : ring.begin);
   for (int32_t h = 0; h < chunk.layer().n_kv_heads; ++h) {
-    // What stays in the window after the call has all heads.
+    // Pages that stay in the window after the call have all heads.
     TokenRange left_out = not_attended(patterns, h, of.first_query);
-    left_out.end = std::min({left_out.end, of.window_begin, ring.begin});
+    left_out.end = std::min({left_out.end, of.window_begin / kPage * kPage, ring.begin});
     if (left_out.begin >= left_out.end) left_out = {};
     for (const TokenRange& tokens : {TokenRange{0, left_out.begin}, {left_out.end, ring.begin}, {ring.end, of.first_query}})
       if (tokens.begin < tokens.end) list_from_store(chunk, h, tokens, to);

@@ -42,6 +42,7 @@ struct CallShape {
   int64_t held_sequences = 0;    // that planned steps have room for already: kernels of a step are launched for so many
   bool appends = true;           // the call brings K and V
   bool is_speculative = false;   // each query is described as a sequence of its own
+  bool is_partial = false;       // single queries append a part of a prompt, too
   bool has_room_to_step = true;  // planned steps of the same sequences get room too, if the route allows them
   // Where the caller names keys: of a query, the heads that have indices of their own, and indices of each.
   int64_t idx_heads = 0, n_idx = 0;

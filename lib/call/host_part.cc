@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 #include <iterator>
+#include <utility>
 
 #include "lib/base/set_if_other.h"
 #include "lib/machine/placement.h"
@@ -70,6 +71,7 @@ void HostPart::begin(const Facts& facts, const HostSlot& slot) {
   set_if_other(slot_, slot);
   set_if_other(n_nodes_, n_nodes(facts.cache->engine().cpu()));
   calls_ = {};
+  has_bases_ = false;
   rows_.clear();
   runs_.clear();
   jobs_.clear();
@@ -122,9 +124,10 @@ void HostPart::begin_named() {
                                   n_nodes_};
   if (is_on_device()) return named_.begin_brought(facts, slot_, calls_);
   named_.begin(facts, calls_);
-  for (const SequenceCall& call : calls_)
-    for (int32_t h = 0; h < facts_.layer->n_kv_heads && (facts_.layer->sinks != nullptr || call.capped.any); ++h)
-      add_merge(call, h);
+  for (const SequenceCall& call : calls_) {
+    if (facts_.layer->sinks == nullptr && !call.capped.any) continue;
+    for (int32_t h = 0; h < facts_.layer->n_kv_heads; ++h) add_merge(call, h);
+  }
 }
 
 // Rows are those of the ticket: queries that it brings, states that the device takes. The final lse come where the states'
@@ -272,7 +275,7 @@ TicketCopy& HostPart::keep_copy(size_t call, bool keeps_pages) {
   TicketCopy& late = late_[call];
   late.keys.length = 0;
   if (!keeps_pages) return late;
-  if (call == 0 || bases_.size() != facts_.cache->store().bases().size()) bases_ = facts_.cache->store().bases();
+  if (!std::exchange(has_bases_, true)) bases_ = facts_.cache->store().bases();
   late.pages = calls_[call].sequence->pages;
   if (facts_.layer->rope != nullptr) late.positions = calls_[call].sequence->positions;
   return late;

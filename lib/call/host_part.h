@@ -125,6 +125,7 @@ class HostPart {
   std::vector<const float*> states_;  // o and lse pointers of the merges, two of each per job
   std::vector<TicketCopy> late_;      // [n_calls] or more
   std::vector<std::byte*> bases_;     // of the store's extents, for calls that are late
+  bool has_bases_ = false;            // they are of this call
   ObserveScratch observed_;
   NamedJobs named_;
   std::vector<StoreView> views_;  // [n_calls]

@@ -70,7 +70,7 @@ class NamedJobs {
 
   int64_t n_jobs() const;  // of the call
   bool has_jobs(const SequenceCall& call) const { return !facts_.on_device || call.has_cpu_part(); }
-  // Capped keys have a job of their own.
+  // Whether the block of queries needs a second job, for its capped keys.
   static bool has_capped_job(const SequenceCall& call, int64_t query, int64_t n_queries) {
     return call.capped.any_before(query + n_queries - 1);
   }

@@ -219,7 +219,7 @@ int64_t tokens_to_bring(const SizeTerms& terms, const CallShape& shape) {
   int64_t longest = 0;
   bool is_outside = false;
   for (const SequenceShape& sequence : shape.sequences) {
-    if (sequence.q_len == 1) continue;
+    if (sequence.q_len == 1 && !shape.is_partial) continue;
     longest = std::max(longest, sequence.length);
     is_outside = is_outside || outside_of(terms.options, terms.store.page_len, sequence, sequence.length - 1).end > 0;
   }

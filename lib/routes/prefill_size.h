@@ -3,7 +3,7 @@
 // about sizes.
 //
 // Keys outside the window are streamed, unless head patterns choose among all keys of the layer, which come to the device
-// then. Where they are streamed, all queries meet a piece while it is on the device, so that the keys cross the bus
+// then. Where keys are streamed, all queries meet a piece while it is on the device, so that the keys cross the bus
 // once a chunk. A group of KV heads goes through all of its keys before the next one begins, so there are states of one
 // group. Where the queries see no key outside the window, nothing is streamed and there are no states.
 //

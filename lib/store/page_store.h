@@ -15,8 +15,8 @@
 //
 // Consecutive pages of an extent are contiguous for each head, so a sequence that grows alone is scanned linearly and
 // copied in large pieces. An extent is allocated whole and never moves; page p is slot range p % pages_per_extent of
-// extent p / pages_per_extent. An extent whose memory has been given back keeps its number, and nobody takes its pages; it
-// is the first to get memory when more pages are wanted.
+// extent p / pages_per_extent. An extent whose memory has been given back keeps its number, and nobody takes its pages.
+// Such extents get memory first when more pages are wanted.
 #pragma once
 
 #include <cstdint>

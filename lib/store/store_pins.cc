@@ -68,7 +68,7 @@ void StorePins::forget(size_t idx) {
 double StorePins::ns_of(int64_t bytes) const {
   constexpr double kAssumedNs = 0.04;  // of a byte: an H100's host
   const std::lock_guard lock(mutex_);
-  const auto pinned = static_cast<double>(pinned_bytes());
+  const auto pinned = static_cast<double>(ever_pinned_bytes_);
   return static_cast<double>(bytes) * (pinned > 0.0 ? static_cast<double>(taken_ns_) / pinned : kAssumedNs);
 }
 
@@ -86,6 +86,7 @@ std::chrono::nanoseconds StorePins::pin_locked(size_t idx, std::unique_lock<std:
   entries_[idx].state = is_pinned ? State::kPinned : State::kRefused;
   if (is_pinned) {
     taken_ns_ += taken.count();
+    ever_pinned_bytes_ += piece.bytes;
     pinned_bytes_.fetch_add(piece.bytes, std::memory_order_relaxed);
   }
   changed_.notify_all();

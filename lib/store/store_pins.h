@@ -65,7 +65,7 @@ class StorePins {
   std::vector<Entry> entries_;
   std::deque<size_t> queue_;  // some may have been pinned meanwhile
   bool stops_ = false;
-  int64_t taken_ns_ = 0;
+  int64_t taken_ns_ = 0, ever_pinned_bytes_ = 0;
   std::atomic<int64_t> pinned_bytes_{0};
 };
 

@@ -46,7 +46,56 @@ void batches_answer_as_on_the_host(void**) {
     }
 }
 
-// Layers take turns with the buffers, and the host appends tokens in between, which windows lack then.
+// In a partial append a single query is of a prompt, too, whichever of the sequences is the longer one.
+void partial_batches_answer_as_on_the_host(void**) {
+  for (const auto& heads : {some_heads(), choosing()})
+    for (const auto& calls :
+         {std::vector<std::vector<int64_t>>{{200, 900}, {5, 1}}, {{900, 200}, {5, 1}}, {{40, 900}, {5, 1}}}) {
+      Patterned patterned(kQHeads, heads);
+      patterned.options.window_tokens = 64;
+      attend_batches(patterned, calls, TANDEM_ATTEND_PARTIAL);
+    }
+}
+
+// Some rows that a window's page has are those of heads that did not attend them: a truncation brings them back into sight.
+void truncations_look_back_over_the_window(void**) {
+  for (const auto& heads : {some_heads(), without_sinks()})
+    for (const int64_t n_kept : {290, 277, 262}) {
+      Patterned patterned(kQHeads, heads);
+      patterned.options.window_tokens = 64;
+      Twins twins(patterned);
+      twins.attend(300);
+      for (int i = 0; i < 8; ++i) twins.attend(1);
+      twins.attend(10);
+      for (Side* each : {&twins.side, &twins.twin}) OK(tandem_sequence_truncate, each->cache, each->sequence, n_kept);
+      for (const int64_t n : {1, 1, 40, 1}) twins.attend(n);
+    }
+}
+
+// Layers of different types take turns with the buffers.
+void layers_answer_as_on_the_host(void**) {
+  constexpr int32_t kManyLayers = 3;
+  Patterned patterned(int64_t{kManyLayers} * kQHeads, choosing());
+  patterned.options.window_tokens = 100;
+  const int32_t types[kManyLayers] = {TANDEM_F32, TANDEM_Q8_0, TANDEM_BF16};
+  tandem_cache_options cache = TANDEM_CACHE_OPTIONS_INIT;
+  cache.layer_k_types = cache.layer_v_types = types;
+  Side side(true), twin(false);
+  for (Side* each : {&side, &twin}) make_anew(each, TANDEM_LAYER_OPTIONS_INIT, kManyLayers, cache, patterned.options);
+  int64_t seed = 1;
+  for (const int64_t n : {300, 40, 1, 150, 2})
+    for (int32_t l = 0; l < kManyLayers; ++l, ++seed) {
+      Call on_device(n, seed), on_host(n, seed);
+      on_device.to_device();
+      const tandem_attend_args args = on_device.args(side, l), host_args = on_host.args(twin, l);
+      OK(tandem_attend, side.session, &args);
+      OK(tandem_attend, twin.session, &host_args);
+      assert_close_to(on_device.output(), on_host.output(),
+                      "layer " + std::to_string(l) + ", " + std::to_string(n) + " tokens");
+    }
+}
+
+// The host appends tokens in between, which windows lack then.
 void rows_from_elsewhere_are_attended(void**) {
   Patterned patterned(kQHeads, choosing());
   patterned.options.window_tokens = 200;
@@ -103,24 +152,32 @@ void only_named_keys_are_brought(void**) {
                   2 * (24 + 200) * kRow);
 }
 
+// The nth call of a function fails in an append of 140 tokens behind 150.
+void expect_taken_back(const Patterned& patterned, stand_in::Call failing, int64_t nth) {
+  Twins twins(patterned);
+  twins.attend(150);
+  Call call(140, 7);
+  call.to_device();
+  const tandem_attend_args args = call.args(twins.side);
+  controls.fail_call(failing, nth, TANDEM_ERROR_BACKEND);
+  tandem_error* error = nullptr;
+  const int32_t status = tandem_attend(twins.side.session, &args, &error);
+  assert_refused(status, error, TANDEM_ERROR_BACKEND, "", "");
+  assert_int_equal(twins.side.length(), 150);
+  twins.attend(140);
+  twins.attend(1);
+}
+
+// Of the first chunk or of the second.
 void failures_take_all_back(void**) {
-  Patterned patterned(kQHeads, choosing());
-  patterned.options.window_tokens = 64;
-  for (const stand_in::Call failing :
-       {stand_in::kIndexPatterns, stand_in::kListPatterns, stand_in::kCopyStrided, stand_in::kAppend}) {
-    Twins twins(patterned);
-    twins.attend(150);
-    Call call(140, 7);
-    call.to_device();
-    const tandem_attend_args args = call.args(twins.side);
-    controls.fail_call(failing, 1, TANDEM_ERROR_BACKEND);
-    tandem_error* error = nullptr;
-    const int32_t status = tandem_attend(twins.side.session, &args, &error);
-    assert_refused(status, error, TANDEM_ERROR_BACKEND, "", "");
-    assert_int_equal(twins.side.length(), 150);
-    twins.attend(140);
-    twins.attend(1);
-  }
+  using enum stand_in::Call;
+  Patterned choosing_heads(kQHeads, choosing()), in_chunks(kQHeads, some_heads());
+  choosing_heads.options.window_tokens = in_chunks.options.window_tokens = 64;
+  in_chunks.options.append_tokens = TANDEM_PATTERN_BLOCK;
+  for (const stand_in::Call failing : {kIndexPatterns, kListPatterns, kCopyStrided, kAppend, kWaitEvent, kRecordEvent})
+    expect_taken_back(choosing_heads, failing, 1);
+  for (const stand_in::Call failing : {kAppend, kAttend, kCopyStrided, kWaitEvent, kRecordEvent})
+    for (const int64_t nth : {1, 2}) expect_taken_back(in_chunks, failing, nth);
 }
 
 // The sequence may go while its keys are on their way.
@@ -191,6 +248,9 @@ int main() {
       cmocka_unit_test_teardown(calls_answer_as_on_the_host, forget),
       cmocka_unit_test_teardown(long_appends_answer_as_on_the_host, forget),
       cmocka_unit_test_teardown(batches_answer_as_on_the_host, forget),
+      cmocka_unit_test_teardown(partial_batches_answer_as_on_the_host, forget),
+      cmocka_unit_test_teardown(truncations_look_back_over_the_window, forget),
+      cmocka_unit_test_teardown(layers_answer_as_on_the_host, forget),
       cmocka_unit_test_teardown(rows_from_elsewhere_are_attended, forget),
       cmocka_unit_test_teardown(planned_steps_answer_as_on_the_host, forget),
       cmocka_unit_test_teardown(only_named_keys_are_brought, forget),

@@ -74,8 +74,10 @@ struct Twins {
   }
 };
 
-// Several sequences: q_lens of each call. Every call's answers are those of its twin on the host.
-inline void attend_batches(const Patterned& patterned, const std::vector<std::vector<int64_t>>& calls) {
+// Several sequences: q_lens of each call. Every call's answers are those of its twin on the host. The last call has these
+// flags, besides.
+inline void attend_batches(const Patterned& patterned, const std::vector<std::vector<int64_t>>& calls,
+                           uint32_t flags_of_last = 0) {
   std::vector<std::vector<float>> answers[2];
   for (const bool on_device : {true, false}) {
     Side side(on_device);
@@ -89,6 +91,7 @@ inline void attend_batches(const Patterned& patterned, const std::vector<std::ve
       args.n_sequences = static_cast<int32_t>(ids.size());
       args.sequences = ids.data();
       args.q_lens = q_lens.data();
+      args.flags = &q_lens == &calls.back() ? flags_of_last : 0;
       OK(tandem_attend, side.session, &args);
       answers[on_device].push_back(call.output());
     }
