@@ -141,22 +141,22 @@ void layers_are_pinned_by_themselves(void**) {
 
 // Memory that is given back is unpinned first, also where the thread is at a piece of it, and may be pinned anew.
 void trimmed_memory_is_unpinned(void**) {
-  const Sides sides("auto");
-  for (int i = 0; i < 3; ++i) {
+  for (const int after_ms : {0, 5, 10}) {
+    const Sides sides("auto");
     sides.attend_all(1, 10);
     controls.set_pin_delay(3'000'000);
     tandem_test::Call call(2, 11);
     call.to_device();
     attend(sides.side, call, 0);
-    std::this_thread::sleep_for(std::chrono::milliseconds(5 * i));
-    OK(tandem_sequence_truncate, sides.side.cache, sides.side.sequence, 0);
-    OK(tandem_sequence_truncate, sides.twin.cache, sides.twin.sequence, 0);
+    std::this_thread::sleep_for(std::chrono::milliseconds(after_ms));
+    for (const Side* each : {&sides.side, &sides.twin}) OK(tandem_sequence_truncate, each->cache, each->sequence, 0);
     int64_t n_bytes = 0;
     OK(tandem_cache_trim, &n_bytes, sides.side.cache);
     assert_true(n_bytes > 0);
     assert_int_equal(pinned_bytes(sides.side), 0);
     controls.set_pin_delay(0);
-    sides.attend_all(kLong, 20);
+    sides.attend_all(300, 20);
+    sides.attend_all(1, 30);
     OK(tandem_cache_trim, &n_bytes, sides.side.cache);
     assert_int_equal(n_bytes, 0);
   }

@@ -64,7 +64,7 @@ control triggers | grep -q 'ldconfig' || fail 'libtandem0 does not trigger ldcon
 if command -v lintian >/dev/null; then
   # Of packages whose libraries lie outside of the multiarch folder, as the prefix of the build folder has it.
   step 'lintian' lintian --allow-root --fail-on error,warning \
-    --suppress-tags no-manual-page,pkg-config-unavailable-for-cross-compilation,shared-library-lacks-prerequisites ./*.deb
+    --suppress-tags pkg-config-unavailable-for-cross-compilation,shared-library-lacks-prerequisites ./*.deb
 fi
 
 # ---- unpacked, seen by pkg-config through a sysroot ----
