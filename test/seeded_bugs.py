@@ -258,7 +258,7 @@ BUGS = [
     ("all sequences have the first one's lists", "lib/attend/pattern_call.cc", "if (t == 0) sequences[i].first_list",
      "if (t == 0 && i == 0) sequences[i].first_list", "device_patterns_test", "sequences_of_any_order"),
     ("pages of memory that was given back are taken", "lib/store/page_store.cc", "set_extent(i, 1);", "set_extent(i, 0);",
-     "api_trim_test", "memory_is_taken_anew"),
+     "api_trim_test", "memory_that_sequences_have_left_is_given_back"),
     ("memory that was given back stays pinned", "lib/store/page_store.cc", "pins_->forget(i * n_pieces + piece);", "(void)piece;",
      "store_pins_test", "trimmed_memory_is_unpinned"),
     ("the window and the CPU attend a decode query's keys twice", "lib/attend/pattern_call.cc",
