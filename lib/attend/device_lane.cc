@@ -178,10 +178,6 @@ int64_t whole_blocks(const Call& call, int64_t n, int64_t n_left) {
   return n / block * block;
 }
 
-}  // namespace
-
-namespace {
-
 // The sequence that ends a chunk which begins with sequence `begin`. A policy that names keys names them for single queries
 // otherwise than for appends, so there a chunk has one kind.
 size_t end_of_chunk(const Call& call, size_t begin) {

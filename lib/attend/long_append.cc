@@ -65,10 +65,6 @@ bool sees_outside(const Call& call, const SequenceCall& of, int64_t query) {
   return call.session.evicted_to(of.state->window_begin, query) > first_seen;
 }
 
-}  // namespace
-
-namespace {
-
 // Appends under head patterns find all keys on the device.
 Status check_brought(const Call& call, const PrefillSize& size) {
   if (!follows_patterns(call)) return {};
@@ -478,11 +474,9 @@ Status LongAppend::keep_window(const Call& chunk) const {
   const int64_t first_own = own_pages_begin(chunk) / kDevicePageLen, n_pages = (of.length - 1) / kDevicePageLen + 1;
   of.window->make_way(l, of.length);
   CopyList copies;
-  int64_t before = 0;
   for (int64_t page = std::max(first_own, of.kept_begin / kDevicePageLen); page < n_pages; ++page) {
     const int64_t to = of.window->page_of(page * kDevicePageLen);
-    if (to != before + device.geometry().page_bytes) copies.cut();  // a ring has one memory or several
-    before = to;
+    copies.begin_page(to, device.geometry().page_bytes);
     copies.add(reinterpret_cast<std::byte*>(to) + planes.at[0], page_of(chunk, page), planes.bytes);
   }
   for (const StridedCopy& copy : copies.copies())

@@ -86,11 +86,9 @@ void WholeLayer::list(const Call& chunk) {
     for (const TokenRange& tokens : {TokenRange{0, left_out.begin}, {left_out.end, ring.begin}, {ring.end, of.first_query}})
       if (tokens.begin < tokens.end) list_from_store(chunk, h, tokens, to);
   }
-  int64_t before = 0;
   for (int64_t t = ring.begin; t < ring.end; t += kPage) {
     const int64_t page = of.window->page_of(t);
-    if (page != before + chunk.device().geometry().page_bytes) from_ring_.cut();  // a ring has one memory or several
-    before = page;
+    from_ring_.begin_page(page, chunk.device().geometry().page_bytes);
     from_ring_.add(to + t / kPage * planes.bytes, reinterpret_cast<const std::byte*>(page) + planes.at[0], planes.bytes);
   }
 }

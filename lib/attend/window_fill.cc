@@ -116,8 +116,7 @@ class StagedRows {
       if (!is_whole) copies_.add(to, part + offset, run.bytes);
     }
     if (!is_whole) return;
-    if (page != before_ + chunk_.device().geometry().page_bytes) copies_.cut();  // a ring has one memory or several
-    before_ = page;
+    copies_.begin_page(of_.window->page_of(tokens.begin), chunk_.device().geometry().page_bytes);
     copies_.add(page + at_.at[0] + first, part + first, end - first);
   }
 
@@ -125,7 +124,7 @@ class StagedRows {
   const SequenceCall& of_;
   const PlaneSet planes_;
   const WindowGeometry::LayerPlanes& at_;
-  std::byte *buffer_ = nullptr, *before_ = nullptr;  // before_: the page before
+  std::byte* buffer_ = nullptr;
   std::vector<StagedRun> runs_;
   CopyList copies_;
 };

@@ -63,6 +63,12 @@ class CopyList {
   void clear() { copies_.clear(); }
   // What is added next is a copy of its own: memory may be pinned in parts, and no copy is to reach over their ends.
   void cut() { is_cut_ = true; }
+  // What is added next is of this page of a window's ring, whose memory is one piece or several: a copy goes on from a page
+  // to the one behind it alone.
+  void begin_page(int64_t page, int64_t page_bytes) {
+    if (page != last_page_ + page_bytes) cut();
+    last_page_ = page;
+  }
   void add(std::byte* to, const std::byte* from, int64_t bytes);
   // Stored rows; a copy has those of one piece that is pinned.
   void add(std::byte* to, const RowRun& from);
@@ -72,6 +78,7 @@ class CopyList {
  private:
   std::vector<StridedCopy> copies_;
   const std::byte* piece_ = nullptr;  // of the last rows
+  int64_t last_page_ = 0;             // address
   bool is_cut_ = false;
 };
 

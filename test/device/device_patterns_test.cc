@@ -2,20 +2,12 @@
 // Policy "patterns" on device tensors: the same answers, keys and counts as on host tensors, in appends, decode calls,
 // planned steps and the replays of a graph.
 #include "device/pattern_twins.h"
-#include "device/step_runner.h"
 
 using namespace tandem_test;
 
 namespace {
 
-void answers_as_on_the_host(const std::vector<tandem_head_pattern>& heads) {
-  const Patterned patterned(kQHeads, heads);
-  Twins twins(patterned);
-  for (const int64_t n : {30, 1, 1, 200, 1, 5, 2, 600, 1, 129, 1}) twins.attend(n);
-  for (Side* each : {&twins.side, &twins.twin}) OK(tandem_sequence_truncate, each->cache, each->sequence, 700);
-  for (const int64_t n : {1, 130, 1}) twins.attend(n);
-  assert_true(twins.side.digest() == twins.twin.digest());
-}
+void answers_as_on_the_host(const std::vector<tandem_head_pattern>& heads) { expect_same_calls(Patterned(kQHeads, heads)); }
 
 void calls_answer_as_on_the_host(void**) {
   answers_as_on_the_host(some_heads());
@@ -35,36 +27,17 @@ void calls_answer_as_on_the_host(void**) {
   assert_int_equal(counts.largest_list_rows, TANDEM_PATTERN_BLOCK * kQHeads / kKvHeads);
 }
 
-// Appends that the device takes some thousands of tokens at a time.
 void long_appends_answer_as_on_the_host(void**) {
   for (const auto& heads : {some_heads(), alike(), choosing()}) {
     Patterned patterned(kQHeads, heads);
     patterned.options.window_tokens = 12000;
-    Twins twins(patterned);
-    for (const int64_t n : {2700, 1, 700, 8300, 1}) twins.attend(n);
-    assert_true(twins.side.digest() == twins.twin.digest());
+    expect_same_long_appends(patterned);
   }
 }
 
 void planned_steps_answer_as_on_the_host(void**) {
-  constexpr int64_t kOneEach[] = {1, 1};
-  for (const auto& heads : {some_heads(), without_sinks(), choosing(), std::vector<tandem_head_pattern>(kQHeads, kFull)}) {
-    const Patterned patterned(int64_t{kStepLayers} * kQHeads, heads);
-    Runner planned(300), replayed(300);
-    HostTwin twin(300, "all");
-    for (Side* side : {&planned.side, &replayed.side, &twin.side}) change_session(side, patterned.options);
-    for (int64_t step = 0; step < 6; ++step) {
-      planned.run_step(step);
-      replayed.set_inputs(step);
-      replayed.begin(kOneEach);
-      if (replayed.graph == nullptr) replayed.capture(kOneEach);
-      assert_true(controls.launch(replayed.graph, replayed.stream));
-      replayed.end();
-      const std::vector<float> wanted = twin.run_step(step);
-      assert_close_to(planned.outputs(), wanted, "step " + std::to_string(step));
-      assert_close_to(replayed.outputs(), wanted, "replayed step " + std::to_string(step));
-    }
-  }
+  for (const auto& heads : {some_heads(), without_sinks(), choosing(), std::vector<tandem_head_pattern>(kQHeads, kFull)})
+    expect_same_steps(Patterned(int64_t{kStepLayers} * kQHeads, heads));
 }
 
 void sequences_of_any_order(void**) {
@@ -114,48 +87,19 @@ void tells_no_keys_that_the_device_has_chosen(void**) {
   assert_refused(status, error, TANDEM_ERROR_UNSUPPORTED, "sequence", "policy \"patterns\"");
 }
 
-// A call whose index or lists fail leaves the sequence as it was, and is made again.
 void failures_take_all_back(void**) {
   const Patterned patterned(kQHeads, choosing());
-  for (const stand_in::Call failing : {stand_in::kIndexPatterns, stand_in::kListPatterns}) {
-    Twins twins(patterned);
-    twins.attend(150);
-    Call call(140, 7);
-    call.to_device();
-    const tandem_attend_args args = call.args(twins.side);
-    controls.fail_call(failing, 1, TANDEM_ERROR_BACKEND);
-    tandem_error* error = nullptr;
-    const int32_t status = tandem_attend(twins.side.session, &args, &error);
-    assert_refused(status, error, TANDEM_ERROR_BACKEND, "", "");
-    assert_int_equal(twins.side.length(), 150);
-    twins.attend(140);
-    twins.attend(1);
-  }
-}
-
-// The memory plan asks the functions that calls ask.
-void expect_planned(const std::vector<tandem_head_pattern>& heads) {
-  Patterned patterned(kQHeads, heads);
-  patterned.options.window_tokens = 3000;
-  patterned.options.append_tokens = 2000;
-  Side side(true);
-  change_session(&side, patterned.options);
-  const int64_t kv_len = 2001;
-  tandem_memory_plan plan = TANDEM_MEMORY_PLAN_INIT;
-  const tandem_cache_options cache = TANDEM_CACHE_OPTIONS_INIT;
-  OK(tandem_plan_memory, &plan, side.engine, side.model, &cache, &patterned.options, &kv_len, 1);
-  for (const int64_t n : {2000, 1}) {
-    Call call(n, n);
-    call.to_device();
-    const tandem_attend_args args = call.args(side);
-    OK(tandem_attend, side.session, &args);
-  }
-  assert_held(side, plan);
+  for (const stand_in::Call failing : {stand_in::kIndexPatterns, stand_in::kListPatterns})
+    expect_taken_back(patterned, failing, 1);
 }
 
 void plans_what_is_held(void**) {
-  expect_planned(some_heads());
-  expect_planned(choosing());
+  for (const auto& heads : {some_heads(), choosing()}) {
+    Patterned patterned(kQHeads, heads);
+    patterned.options.window_tokens = 3000;
+    patterned.options.append_tokens = 2000;
+    expect_planned(patterned, {2000, 1});
+  }
 }
 
 }  // namespace

@@ -2,7 +2,6 @@
 // Policy "patterns" on device tensors where windows have the newest tokens alone: appends bring the keys of their layer to
 // the device, and the CPU attends those of decode calls. The answers, keys and counts are those on host tensors.
 #include "device/pattern_twins.h"
-#include "device/step_runner.h"
 
 using namespace tandem_test;
 
@@ -11,29 +10,21 @@ namespace {
 const std::vector<std::vector<tandem_head_pattern>> kAllHeads = {some_heads(), without_sinks(), {kFull, kFull, kFull, kFull},
                                                                  alike(),      choosing(),      more_choosing()};
 
-void answers_as_on_the_host(const std::vector<tandem_head_pattern>& heads, int64_t window_tokens) {
-  Patterned patterned(kQHeads, heads);
-  patterned.options.window_tokens = window_tokens;
-  Twins twins(patterned);
-  for (const int64_t n : {30, 1, 1, 200, 1, 5, 2, 600, 1, 129, 1}) twins.attend(n);
-  for (Side* each : {&twins.side, &twins.twin}) OK(tandem_sequence_truncate, each->cache, each->sequence, 700);
-  for (const int64_t n : {1, 130, 1, 1}) twins.attend(n);
-  assert_true(twins.side.digest() == twins.twin.digest());
-}
-
 // A window of 12 tokens ends within a unit of 8, and within the sinks at first.
 void calls_answer_as_on_the_host(void**) {
   for (const auto& heads : kAllHeads)
-    for (const int64_t window_tokens : {0, 12, 64, 300}) answers_as_on_the_host(heads, window_tokens);
+    for (const int64_t window_tokens : {0, 12, 64, 300}) {
+      Patterned patterned(kQHeads, heads);
+      patterned.options.window_tokens = window_tokens;
+      expect_same_calls(patterned);
+    }
 }
 
 void long_appends_answer_as_on_the_host(void**) {
   for (const auto& heads : {some_heads(), alike(), choosing()}) {
     Patterned patterned(kQHeads, heads);
     patterned.options.window_tokens = 500;
-    Twins twins(patterned);
-    for (const int64_t n : {2700, 1, 700, 8300, 1}) twins.attend(n);
-    assert_true(twins.side.digest() == twins.twin.digest());
+    expect_same_long_appends(patterned);
   }
 }
 
@@ -110,25 +101,11 @@ void rows_from_elsewhere_are_attended(void**) {
 }
 
 void planned_steps_answer_as_on_the_host(void**) {
-  constexpr int64_t kOneEach[] = {1, 1};
   for (const auto& heads : kAllHeads)
     for (const int64_t window_tokens : {12, 64}) {
       Patterned patterned(int64_t{kStepLayers} * kQHeads, heads);
       patterned.options.window_tokens = window_tokens;
-      Runner planned(300), replayed(300);
-      HostTwin twin(300, "all");
-      for (Side* side : {&planned.side, &replayed.side, &twin.side}) change_session(side, patterned.options);
-      for (int64_t step = 0; step < 6; ++step) {
-        planned.run_step(step);
-        replayed.set_inputs(step);
-        replayed.begin(kOneEach);
-        if (replayed.graph == nullptr) replayed.capture(kOneEach);
-        assert_true(controls.launch(replayed.graph, replayed.stream));
-        replayed.end();
-        const std::vector<float> wanted = twin.run_step(step);
-        assert_close_to(planned.outputs(), wanted, "step " + std::to_string(step));
-        assert_close_to(replayed.outputs(), wanted, "replayed step " + std::to_string(step));
-      }
+      expect_same_steps(patterned);
     }
 }
 
@@ -150,22 +127,6 @@ void only_named_keys_are_brought(void**) {
                   all / 2 + (24 + 200) * kRow);
   assert_in_range(brought_by({a_shape(20, 200), a_shape(0, 20), a_shape(20, 200), a_shape(9, 150)}), 1,
                   2 * (24 + 200) * kRow);
-}
-
-// The nth call of a function fails in an append of 140 tokens behind 150.
-void expect_taken_back(const Patterned& patterned, stand_in::Call failing, int64_t nth) {
-  Twins twins(patterned);
-  twins.attend(150);
-  Call call(140, 7);
-  call.to_device();
-  const tandem_attend_args args = call.args(twins.side);
-  controls.fail_call(failing, nth, TANDEM_ERROR_BACKEND);
-  tandem_error* error = nullptr;
-  const int32_t status = tandem_attend(twins.side.session, &args, &error);
-  assert_refused(status, error, TANDEM_ERROR_BACKEND, "", "");
-  assert_int_equal(twins.side.length(), 150);
-  twins.attend(140);
-  twins.attend(1);
 }
 
 // Of the first chunk or of the second.
@@ -224,20 +185,7 @@ void plans_what_is_held(void**) {
     Patterned patterned(kQHeads, heads);
     patterned.options.window_tokens = 300;
     patterned.options.append_tokens = 1000;
-    Side side(true);
-    change_session(&side, patterned.options);
-    const int64_t kv_len = 3001;
-    tandem_memory_plan plan = TANDEM_MEMORY_PLAN_INIT;
-    const tandem_cache_options cache = TANDEM_CACHE_OPTIONS_INIT;
-    OK(tandem_plan_memory, &plan, side.engine, side.model, &cache, &patterned.options, &kv_len, 1);
-    assert_true(plan.device_stream_bytes > 0);
-    for (const int64_t n : {1000, 1000, 1000, 1}) {
-      Call call(n, n);
-      call.to_device();
-      const tandem_attend_args args = call.args(side);
-      OK(tandem_attend, side.session, &args);
-    }
-    assert_held(side, plan);
+    assert_true(expect_planned(patterned, {1000, 1000, 1000, 1}).device_stream_bytes > 0);
   }
 }
 

@@ -7,6 +7,7 @@
 
 #include "api/patterned_world.h"
 #include "device/device_side.h"
+#include "device/step_runner.h"
 
 namespace tandem_test {
 
@@ -73,6 +74,75 @@ struct Twins {
                      now_twin.resident_kv_bytes_read + now_twin.host_kv_bytes_read);
   }
 };
+
+inline void expect_same_calls(const Patterned& patterned) {
+  Twins twins(patterned);
+  for (const int64_t n : {30, 1, 1, 200, 1, 5, 2, 600, 1, 129, 1}) twins.attend(n);
+  for (Side* each : {&twins.side, &twins.twin}) OK(tandem_sequence_truncate, each->cache, each->sequence, 700);
+  for (const int64_t n : {1, 130, 1, 1}) twins.attend(n);
+  assert_true(twins.side.digest() == twins.twin.digest());
+}
+
+// Appends that the device takes some thousands of tokens at a time.
+inline void expect_same_long_appends(const Patterned& patterned) {
+  Twins twins(patterned);
+  for (const int64_t n : {2700, 1, 700, 8300, 1}) twins.attend(n);
+  assert_true(twins.side.digest() == twins.twin.digest());
+}
+
+// Of all layers of a step: launched kernel by kernel, and by a graph.
+inline void expect_same_steps(const Patterned& patterned) {
+  constexpr int64_t kOneEach[] = {1, 1};
+  Runner planned(300), replayed(300);
+  HostTwin twin(300, "all");
+  for (Side* side : {&planned.side, &replayed.side, &twin.side}) change_session(side, patterned.options);
+  for (int64_t step = 0; step < 6; ++step) {
+    planned.run_step(step);
+    replayed.set_inputs(step);
+    replayed.begin(kOneEach);
+    if (replayed.graph == nullptr) replayed.capture(kOneEach);
+    assert_true(controls.launch(replayed.graph, replayed.stream));
+    replayed.end();
+    const std::vector<float> wanted = twin.run_step(step);
+    assert_close_to(planned.outputs(), wanted, "step " + std::to_string(step));
+    assert_close_to(replayed.outputs(), wanted, "replayed step " + std::to_string(step));
+  }
+}
+
+// The nth call of a function fails in an append of 140 tokens behind 150, which leaves the sequence as it was, and is made
+// again.
+inline void expect_taken_back(const Patterned& patterned, stand_in::Call failing, int64_t nth) {
+  Twins twins(patterned);
+  twins.attend(150);
+  Call call(140, 7);
+  call.to_device();
+  const tandem_attend_args args = call.args(twins.side);
+  controls.fail_call(failing, nth, TANDEM_ERROR_BACKEND);
+  tandem_error* error = nullptr;
+  const int32_t status = tandem_attend(twins.side.session, &args, &error);
+  assert_refused(status, error, TANDEM_ERROR_BACKEND, "", "");
+  assert_int_equal(twins.side.length(), 150);
+  twins.attend(140);
+  twins.attend(1);
+}
+
+// The memory plan asks the functions that calls ask: of a sequence that these calls have made. Returns the plan.
+inline tandem_memory_plan expect_planned(const Patterned& patterned, const std::vector<int64_t>& q_lens) {
+  Side side(true);
+  change_session(&side, patterned.options);
+  const int64_t kv_len = std::accumulate(q_lens.begin(), q_lens.end(), int64_t{0});
+  tandem_memory_plan plan = TANDEM_MEMORY_PLAN_INIT;
+  const tandem_cache_options cache = TANDEM_CACHE_OPTIONS_INIT;
+  OK(tandem_plan_memory, &plan, side.engine, side.model, &cache, &patterned.options, &kv_len, 1);
+  for (const int64_t n : q_lens) {
+    Call call(n, n);
+    call.to_device();
+    const tandem_attend_args args = call.args(side);
+    OK(tandem_attend, side.session, &args);
+  }
+  assert_held(side, plan);
+  return plan;
+}
 
 // Several sequences: q_lens of each call. Every call's answers are those of its twin on the host. The last call has these
 // flags, besides.

@@ -139,16 +139,21 @@ void layers_are_pinned_by_themselves(void**) {
   assert_in_range(one, kLong * kTokenBytes, kLong * kTokenBytes * 3 / 2);
 }
 
+// A call asks for pieces of layer 0, each of which then takes 3 ms. Returns after this time.
+void begin_to_pin(const Sides& sides, std::chrono::nanoseconds after) {
+  sides.attend_all(1, 10);
+  controls.set_pin_delay(3'000'000);
+  tandem_test::Call call(2, 11);
+  call.to_device();
+  attend(sides.side, call, 0);
+  std::this_thread::sleep_for(after);
+}
+
 // Memory that is given back is unpinned first, also where the thread is at a piece of it, and may be pinned anew.
 void trimmed_memory_is_unpinned(void**) {
   for (const int after_ms : {0, 5, 10}) {
     const Sides sides("auto");
-    sides.attend_all(1, 10);
-    controls.set_pin_delay(3'000'000);
-    tandem_test::Call call(2, 11);
-    call.to_device();
-    attend(sides.side, call, 0);
-    std::this_thread::sleep_for(std::chrono::milliseconds(after_ms));
+    begin_to_pin(sides, std::chrono::milliseconds(after_ms));
     for (const Side* each : {&sides.side, &sides.twin}) OK(tandem_sequence_truncate, each->cache, each->sequence, 0);
     int64_t n_bytes = 0;
     OK(tandem_cache_trim, &n_bytes, sides.side.cache);
@@ -168,12 +173,7 @@ void caches_may_go(void**) {
     const int64_t n_pinned = counts.n_pinned, n_unpinned = counts.n_unpinned;
     {
       const Sides sides("auto");
-      sides.attend_all(1, 10);
-      controls.set_pin_delay(3'000'000);
-      tandem_test::Call call(2, 11);
-      call.to_device();
-      attend(sides.side, call, 0);
-      std::this_thread::sleep_for(std::chrono::nanoseconds(after_ns));
+      begin_to_pin(sides, std::chrono::nanoseconds(after_ns));
       OK(tandem_sequence_truncate, sides.side.cache, sides.side.sequence, 10);
       OK(tandem_sequence_drop, sides.side.cache, sides.side.sequence);
     }
