@@ -33,7 +33,8 @@ struct Settings {
 // Of n_layers layers of the file.
 std::vector<tandem_head_pattern> read_heads(const char* file, int32_t n_layers) {
   int64_t n_heads = 0, n_in_file = 0;
-  std::vector<tandem_head_pattern> all(1 << 16);
+  const tandem_head_pattern empty = TANDEM_HEAD_PATTERN_INIT;
+  std::vector<tandem_head_pattern> all(1 << 16, empty);
   TANDEM(tandem_patterns_read, all.data(), std::ssize(all), &n_heads, &n_in_file, file, nullptr);
   if (n_heads != n_in_file * kQHeads || n_layers < 1 || n_layers > n_in_file) {
     std::fprintf(stderr, "%s: not for 32 query heads, or fewer than %d layers\n", file, n_layers);

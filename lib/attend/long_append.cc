@@ -475,9 +475,8 @@ Status LongAppend::keep_window(const Call& chunk) const {
   of.window->make_way(l, of.length);
   CopyList copies;
   for (int64_t page = std::max(first_own, of.kept_begin / kDevicePageLen); page < n_pages; ++page) {
-    const int64_t to = of.window->page_of(page * kDevicePageLen);
-    copies.begin_page(to, device.geometry().page_bytes);
-    copies.add(reinterpret_cast<std::byte*>(to) + planes.at[0], page_of(chunk, page), planes.bytes);
+    std::byte* const to = copies.begin_page(*of.window, page * kDevicePageLen, device.geometry().page_bytes);
+    copies.add(to + planes.at[0], page_of(chunk, page), planes.bytes);
   }
   for (const StridedCopy& copy : copies.copies())
     TANDEM_TRY(call_device(device.device(), &DeviceTable::copy_strided, &copy, chunk.args.stream));

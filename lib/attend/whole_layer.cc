@@ -87,9 +87,8 @@ void WholeLayer::list(const Call& chunk) {
       if (tokens.begin < tokens.end) list_from_store(chunk, h, tokens, to);
   }
   for (int64_t t = ring.begin; t < ring.end; t += kPage) {
-    const int64_t page = of.window->page_of(t);
-    from_ring_.begin_page(page, chunk.device().geometry().page_bytes);
-    from_ring_.add(to + t / kPage * planes.bytes, reinterpret_cast<const std::byte*>(page) + planes.at[0], planes.bytes);
+    const std::byte* const page = from_ring_.begin_page(*of.window, t, chunk.device().geometry().page_bytes);
+    from_ring_.add(to + t / kPage * planes.bytes, page + planes.at[0], planes.bytes);
   }
 }
 

@@ -116,7 +116,7 @@ class StagedRows {
       if (!is_whole) copies_.add(to, part + offset, run.bytes);
     }
     if (!is_whole) return;
-    copies_.begin_page(of_.window->page_of(tokens.begin), chunk_.device().geometry().page_bytes);
+    copies_.begin_page(*of_.window, tokens.begin, chunk_.device().geometry().page_bytes);
     copies_.add(page + at_.at[0] + first, part + first, end - first);
   }
 

@@ -75,6 +75,12 @@ int64_t DeviceWindow::any_page() const {
   return *std::find_if(table_.begin(), table_.end(), [](int64_t page) { return page != 0; });
 }
 
+bool DeviceWindow::begins_allocation(int64_t page) const {
+  return std::any_of(pages_.begin(), pages_.end(), [page](const Buffer& of) {
+    return reinterpret_cast<uintptr_t>(of.data()) == static_cast<uintptr_t>(page);
+  });
+}
+
 // Places that the last tokens of [0, length) need.
 template <typename Visit>
 static void for_places(int64_t n_places, int64_t length, Visit visit) {

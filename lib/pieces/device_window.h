@@ -80,6 +80,9 @@ class DeviceWindow {
   const std::vector<int64_t>& table() const { return table_; }
   int64_t any_page() const;  // the address of some page; there is one
   int64_t page_of(int64_t token) const { return table_[static_cast<size_t>(token / kDevicePageLen % n_pages())]; }
+  // Whether the page is the first of an allocation. The page before it in memory may be of another one, and a device refuses
+  // copies that have rows of both.
+  bool begins_allocation(int64_t page) const;
 
   // For layers whose policy prunes. The chunks that lie in the first bounded() tokens have bounds. Lists that were made
   // under another mark than kept_mark() are out of date.

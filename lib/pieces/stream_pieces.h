@@ -63,11 +63,13 @@ class CopyList {
   void clear() { copies_.clear(); }
   // What is added next is a copy of its own: memory may be pinned in parts, and no copy is to reach over their ends.
   void cut() { is_cut_ = true; }
-  // What is added next is of this page of a window's ring, whose memory is one piece or several: a copy goes on from a page
-  // to the one behind it alone.
-  void begin_page(int64_t page, int64_t page_bytes) {
-    if (page != last_page_ + page_bytes) cut();
+  // What is added next is of this page of the window. A copy goes on only from a page to the one behind it in the same
+  // allocation. Returns the page.
+  std::byte* begin_page(const DeviceWindow& window, int64_t token, int64_t page_bytes) {
+    const int64_t page = window.page_of(token);
+    if (page != last_page_ + page_bytes || window.begins_allocation(page)) cut();
     last_page_ = page;
+    return reinterpret_cast<std::byte*>(page);
   }
   void add(std::byte* to, const std::byte* from, int64_t bytes);
   // Stored rows; a copy has those of one piece that is pinned.

@@ -378,6 +378,8 @@ int32_t copy_strided(void*, const StridedCopy* copy, void* handle, DeviceError* 
             "a copy to what is neither device memory nor pinned");
     const bool is_pinned = is_known_memory(c.from, from_bytes);
     const auto* first = static_cast<const std::byte*>(c.from);
+    require(is_pinned || (!is_known_memory(first, 1) && !is_known_memory(first + from_bytes - 1, 1)),
+            "a copy of rows that two allocations have, or that are pinned in part");
     std::vector<std::byte> staged;  // the rows alone: who writes between them is not in the way
     for (int64_t i = 0; i < c.n_rows && !is_pinned; ++i)
       staged.insert(staged.end(), first + i * c.from_stride, first + i * c.from_stride + c.row_bytes);

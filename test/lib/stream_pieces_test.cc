@@ -5,6 +5,7 @@
 #include <array>
 #include <cstring>
 #include <map>
+#include <utility>
 #include <vector>
 
 #include "with_cmocka.h"
@@ -149,10 +150,45 @@ void copies_are_joined(void**) {
   run({{0, 0, 50}, {50, 50, 50}, {200, 300, 100}, {400, 600, 100}}, 1);  // rows that were two
 }
 
+// Memory whose allocations lie side by side, as a device's may.
+struct SideBySide {
+  alignas(4096) std::byte memory[1 << 14];
+  size_t n_taken = 0;
+
+  static void* allocate(size_t bytes, size_t, void* user) {
+    auto& of = *static_cast<SideBySide*>(user);
+    return of.memory + std::exchange(of.n_taken, of.n_taken + bytes);
+  }
+  static void release(void*, size_t, void*) {}
+};
+
+// A window that has grown by a page at a time, and then by four.
+void copies_end_with_the_allocation(void**) {
+  static SideBySide side_by_side;
+  Tier tier{"device_cap_bytes", 0, {SideBySide::allocate, SideBySide::release, &side_by_side}};
+  constexpr int64_t kPageBytes = 512;
+  WindowGeometry geometry;
+  geometry.page_bytes = kPageBytes;
+  geometry.layers.resize(1);
+  DeviceWindow window;
+  for (const int64_t n_pages : {1, 2, 6}) assert_true(window.reserve(tier, geometry, 6, 0, n_pages * kDevicePageLen).ok());
+  assert_int_equal(window.page_of(5 * kDevicePageLen) - window.page_of(0), 5 * geometry.page_bytes);
+  std::vector<std::byte> to(6 * kPageBytes);
+  CopyList list;
+  for (int64_t page = 0; page < 6; ++page) {
+    const std::byte* const from = list.begin_page(window, page * kDevicePageLen, geometry.page_bytes);
+    list.add(to.data() + page * kPageBytes, from, kPageBytes);
+  }
+  std::vector<int64_t> lengths;
+  for (const StridedCopy& copy : list.copies()) lengths.push_back(copy.n_rows * copy.row_bytes);
+  assert_true((lengths == std::vector<int64_t>{kPageBytes, kPageBytes, 4 * kPageBytes}));
+}
+
 }  // namespace
 
 int main() {
   const CMUnitTest tests[] = {cmocka_unit_test(layouts_fit), cmocka_unit_test(pieces_have_every_key_once),
-                              cmocka_unit_test(pages_of_short_sequences_are_short), cmocka_unit_test(copies_are_joined)};
+                              cmocka_unit_test(pages_of_short_sequences_are_short), cmocka_unit_test(copies_are_joined),
+                              cmocka_unit_test(copies_end_with_the_allocation)};
   return cmocka_run_group_tests(tests, nullptr, nullptr);
 }
