@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstring>
 #include <map>
 #include <mutex>
 #include <vector>
@@ -18,6 +19,25 @@ constexpr int32_t kRowsTried[] = {8, 12, 16, 24, 32, 48, 64, 96, 128, 192};
 constexpr int32_t kMostRows = 192, kDim = 128;
 constexpr int64_t kKeys = 1024;
 constexpr int kRepeats = 3;
+
+// As measure_crossover() found them, on Intel's Sapphire Rapids and on an EPYC of AMD with AVX-512.
+constexpr struct {
+  const char* isa;
+  Crossover on_intel, elsewhere;
+} kUsual[] = {
+    {"amx", {8, 16}, {8, 16}},
+    {"avx3_dl", {2 * kMostRows, 32}, {8, 128}},
+    {"avx3", {2 * kMostRows, 32}, {8, 128}},
+    {"avx2", {16, 16}, {64, 64}},
+};
+
+bool is_intel() {
+#if defined(__x86_64__)
+  return __builtin_cpu_is("intel") != 0;
+#else
+  return false;
+#endif
+}
 
 // One KV head of 128 dims over 1,024 keys, which then lie in the second-level cache: from some tens of rows on arithmetic
 // decides.
@@ -92,6 +112,12 @@ class Trial {
 };
 
 }  // namespace
+
+Crossover usual_crossover(const KernelTable& kernels) {
+  for (const auto& usual : kUsual)
+    if (std::strcmp(usual.isa, kernels.name) == 0) return is_intel() ? usual.on_intel : usual.elsewhere;
+  return {};
+}
 
 Status measure_crossover(const KernelTable& kernels, Crossover* crossover) {
   Trial exact(kernels, TANDEM_BF16, true), others(kernels, TANDEM_F16, false);

@@ -34,7 +34,7 @@ type EngineOptions struct {
 	SpinNs      int64      // how long idle workers spin before they sleep; 0: 50 us
 	NoSpin      bool       // they sleep at once; SpinNs is 0
 	NoPinning   bool       // true: the system places workers; false: each is bound to a core
-	MatmulRows  int32      // query rows of a KV head from which a call goes through matrix products; 0: where they are faster
+	MatmulRows  int32      // query rows of a KV head from which a call goes through matrix products; 0: by instruction set; -1: measured
 }
 
 // LayerOptions is the geometry of one layer. Zero members are defaults.

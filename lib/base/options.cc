@@ -71,7 +71,8 @@ void copy_struct_out(const void* known, uint32_t known_bytes, void* to) {
 }
 
 Status check_engine_options(const tandem_engine_options& options) {
-  if (options.matmul_rows < 0) return fail(kInvalid, "matmul_rows", "matmul_rows = %d is negative", options.matmul_rows);
+  if (options.matmul_rows < -1)
+    return fail(kInvalid, "matmul_rows", "matmul_rows = %d is not -1, 0 or more", options.matmul_rows);
   if (options.n_threads < 0 || options.n_threads > kMaxThreads)
     return fail(kInvalid, "n_threads", "n_threads = %d is not from 0 to %d", options.n_threads, kMaxThreads);
   TANDEM_TRY(check_string("cpu_isa", options.cpu_isa));

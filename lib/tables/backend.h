@@ -221,7 +221,7 @@ struct CpuOptions {
   const char* isa = nullptr;  // null: the best
   int64_t spin_ns = 50'000;
   bool pin_threads = true;
-  int32_t matmul_rows = 0;      // query rows from which a job goes through matrix products; 0: measured
+  int32_t matmul_rows = 0;      // query rows from which a job goes through matrix products; 0: a table, -1: measured
   tandem_run_fn run = nullptr;  // lends n_threads threads; null: the backend starts its own
   void* run_user = nullptr;
 };

@@ -76,7 +76,8 @@ class Engine(Owner):
     pin_threads : int
         -1: default (1): bind each worker to a core; 0: leave that to the system.
     matmul_rows : int
-        Query rows of a KV head from which a call goes through matrix products; 0: where they are faster, as measured.
+        Query rows of a KV head from which a call goes through matrix products; 0: by instruction set, from a table, so that every
+        process gets the same bits; -1: where they are faster, as measured.
 
     Raises
     ------

@@ -80,7 +80,8 @@ pub struct EngineOptions {
     pub spin: Option<Duration>,
     /// Whether each worker is bound to a core; `None`: yes.
     pub pin_threads: Option<bool>,
-    /// Query rows of a KV head from which a call goes through matrix products; 0: as the process's first engine measures.
+    /// Query rows of a KV head from which a call goes through matrix products; 0: by instruction set, from a table, so that
+    /// every process gets the same bits; -1: as the process's first such engine measures.
     pub matmul_rows: i32,
 }
 
