@@ -194,7 +194,7 @@ typedef struct tandem_engine_options {
   int32_t pin_threads;       /* -1: default (1): bind each worker to a core; 0: leave to the system */
   int32_t matmul_rows;       /* query rows (q_len * query heads) of a KV head from which a call, decode too, goes through matrix
                               * products: where bf16 queries meet bf16 V they may round weights to bf16. 0: by instruction
-                              * set, from a table, so that every process gets the same bits; -1: measured (some ms) */
+                              * set, from a table, so that every process gets the same bits; -1 has it measured (some ms) */
   tandem_run_fn run;         /* NULL: the engine starts workers. Else it starts no workers, and run() does the CPU's work on threads
                               * of the caller's own, so that no second pool competes for the cores; n_threads, which must be
                               * given, is how many, and pin_threads is not 1. Memory is then placed on no particular NUMA node.
@@ -202,7 +202,7 @@ typedef struct tandem_engine_options {
   void *run_user;            /* given to run(); NULL without it */
 } tandem_engine_options;
 #define TANDEM_ENGINE_OPTIONS_INIT \
-  { sizeof(tandem_engine_options), 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, -1, -1, -1, NULL, NULL }
+  { sizeof(tandem_engine_options), 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, -1, -1, 0, NULL, NULL }
 TANDEM_API void tandem_engine_options_init(tandem_engine_options *options);
 
 /* Starts the CPU pool and loads the device backend if one is named. options may be NULL. Starts threads; allocates.
