@@ -44,6 +44,7 @@ if(TARGET tandem-demo)
 endif()
 # Folders as in the source tree: pages link to each other.
 install(FILES ${PROJECT_SOURCE_DIR}/LICENSE ${PROJECT_SOURCE_DIR}/README.md ${PROJECT_SOURCE_DIR}/CHANGELOG.md
+              ${PROJECT_SOURCE_DIR}/CONTRIBUTING.md ${PROJECT_SOURCE_DIR}/SECURITY.md
         DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT doc)
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/docs DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT doc
         FILES_MATCHING PATTERN "*.md" PATTERN "*.svg" PATTERN man EXCLUDE)
@@ -53,6 +54,7 @@ endforeach()
 install(FILES ${examples_dir}/attend_tensors.c ${examples_dir}/decode.c ${examples_dir}/selection.c
               ${examples_dir}/smallest.c ${examples_dir}/smallest.py
         DESTINATION ${CMAKE_INSTALL_DOCDIR}/examples COMPONENT doc)
+install(DIRECTORY ${examples_dir}/tutorial DESTINATION ${CMAKE_INSTALL_DOCDIR}/examples COMPONENT doc)
 install(FILES ${PROJECT_SOURCE_DIR}/bindings/ggml/smallest.c
         DESTINATION ${CMAKE_INSTALL_DOCDIR}/bindings/ggml COMPONENT doc)
 

@@ -77,6 +77,11 @@ grep -qF "$work/root" <<<"$flags" && ! grep -qF "$work/root$work" <<<"$flags" ||
 # shellcheck disable=SC2086
 step 'decode.c from the packages' "$cc" -o decode "$source/examples/decode.c" $flags
 step 'run' env "LD_LIBRARY_PATH=$libdir" ./decode
+for program in "$source"/examples/tutorial/*.c; do
+  # shellcheck disable=SC2086
+  step "$(basename "$program") from the packages" "$cc" -o tutorial "$program" $flags -lm
+  step 'run' env "LD_LIBRARY_PATH=$libdir" ./tutorial
+done
 step 'tandem info' env "LD_LIBRARY_PATH=$libdir" root/usr/bin/tandem info
 step 'tandem demo' env "LD_LIBRARY_PATH=$libdir" root/usr/bin/tandem demo --context 2048 --decode 4
 [ -n "$in_root" ] && [ "$n_failed" -eq 0 ] || finish
@@ -102,6 +107,12 @@ step 'apt-get install' inside sh -c 'apt-get update && apt-get install -y --no-i
 step 'tandem info, installed' inside tandem info
 step 'tandem demo, installed' inside tandem demo --context 2048 --decode 4
 step 'the loader knows the library' inside sh -c 'ldconfig -p | grep -q libtandem.so.0'
+step 'a compiler' inside apt-get install -y --no-install-recommends gcc libc6-dev pkg-config
+# shellcheck disable=SC2016
+step 'the programs of the tutorial, built and run there' inside sh -c 'cd /usr/share/doc/tandem/examples/tutorial &&
+  for program in *.c; do
+    cc -o /tmp/program "$program" $(pkg-config --cflags --libs tandem) -lm && /tmp/program || exit 1
+  done'
 step 'apt-get purge' inside apt-get purge -y libtandem0 libtandem-dev tandem-tools tandem-doc
 left=$(inside find /usr -path '*tandem*')
 [ -z "$left" ] || fail "left after the purge: $left"

@@ -6,6 +6,7 @@
   - paths in backticks exist: a path with a slash seen from the page, the source folder or include/, a file name anywhere;
     build/test/NAME has a source in test/, and build/bench/NAME in bench/;
   - README.md stays short, as do its programs, and the programs that pages show are the files that other tests run;
+  - what docs/tutorial.md shows of a program stands in the program that the heading above names;
   - the pictures are what their script draws.
 
 First the checker is given a page with one mistake of each kind, and has to find all of them.
@@ -119,6 +120,19 @@ def check_shown(tree):
             yield f"{page}: its first program in {language} is not {file}"
 
 
+def lines_of(text):
+    return "\n".join(line.strip() for line in text.strip().split("\n"))
+
+
+def check_excerpts(tree):
+    page = tree.root / "docs/tutorial.md"
+    for section in re.split(r"^## ", page.read_text(), flags=re.M)[1:] if page.exists() else []:
+        program = re.search(r"`([\w/]+\.c)`", section.split("\n")[0])
+        for block in re.findall(r"^```c\n(.*?)^```$", section, re.M | re.S):
+            if not program or lines_of(block) not in lines_of((tree.root / program.group(1)).read_text()):
+                yield f"docs/tutorial.md: {block.strip().splitlines()[0]!r} begins no part of a program of its section"
+
+
 def check(root):
     tree, findings = Tree(root), []
     for page in tree.pages():
@@ -127,7 +141,7 @@ def check(root):
         found = [*check_links(tree, page, text), *check_paths(tree, page, text)]
         found += check_readme(whole) if page == root / "README.md" else []
         findings += [f"{page.relative_to(root)}: {finding}" for finding in found]
-    return findings + list(check_shown(tree))
+    return findings + [*check_shown(tree), *check_excerpts(tree)]
 
 
 MISTAKES = ["the link docs/gone.md leads nowhere", "the link docs/page.md#gone names no heading",
@@ -135,7 +149,8 @@ MISTAKES = ["the link docs/gone.md leads nowhere", "the link docs/page.md#gone n
             "`gone.h` is no file of the tree", "`build/test/gone_test` is no file of the tree",
             "`build/bench/here_test` is no file of the tree",
             f"the page has {MOST_LINES + 1} lines", f"the program in C has {MOST_C_LINES + 1} lines",
-            "the program in Python has 9 lines", "its first program in c is not examples/smallest.c"]
+            "the program in Python has 9 lines", "its first program in c is not examples/smallest.c",
+            "'attend(c);' begins no part of a program of its section"]
 
 
 def check_the_checker():
@@ -150,12 +165,14 @@ def check_the_checker():
         root = pathlib.Path(folder).resolve()
         files = {"docs/page.md": "# An `API` page\n", "docs/attend-step-by-step.md": "", "docs/attend-tensors.md": "", "lib/here.cc": "", "README.md": good,
                  "test/lib/here_test.cc": "", "bench/cpu/here_bench.cc": "", "examples/smallest.c": "", "examples/smallest.py": SPDX, "examples/decode.c": "",
-                 "examples/attend_tensors.c": ""}
+                 "examples/attend_tensors.c": "", "examples/tutorial/a.c": "{\n  attend(a);\n  attend(b);\n}\n",
+                 "docs/tutorial.md": "# T\n## A: `examples/tutorial/a.c`\n```c\nattend(a);\nattend(b);\n```\n"}
         for path, text in files.items():
             (root / path).parent.mkdir(parents=True, exist_ok=True)
             (root / path).write_text(text)
         wrong += [f"the checker refuses what is right: {finding}" for finding in check(root)]
         (root / "README.md").write_text(bad)
+        (root / "docs/tutorial.md").write_text("# T\n## A: `examples/tutorial/a.c`\n```c\nattend(c);\n```\n")
         found = check(root)
         wrong += [f"the checker does not find: {mistake}" for mistake in MISTAKES if not any(mistake in line for line in found)]
     return wrong

@@ -73,7 +73,7 @@ fi
 # ---- documentation ----
 doc=$prefix/share/doc/tandem
 for file in LICENSE README.md CHANGELOG.md docs/README.md docs/pictures/tandem-light.svg bindings/python/README.md \
-  examples/smallest.py; do
+  examples/smallest.py examples/tutorial/toy.h; do
   cmp -s "$doc/$file" "$source/$file" || fail "share/doc/tandem/$file is missing, or another"
 done
 
@@ -82,7 +82,7 @@ export PKG_CONFIG_PATH="$libdir/pkgconfig"
 [ "$(pkg-config --modversion tandem)" = "$(pkg-config --modversion tandem-static)" ] || fail 'versions of the .pc files differ'
 compile() { # program package compiler flags…; compiles $user_source
   local program=$1 cflags libs
-  cflags=$(pkg-config --cflags "$2") && libs=$(pkg-config --libs "$2") || return 1
+  cflags=$(pkg-config --cflags "$2") && libs="$(pkg-config --libs "$2") $user_libs" || return 1
   shift 2
   # pkg-config quotes the space in the prefix for a shell.
   eval "set -- $(printf '%q ' "$@") -o $program $cflags \"\$user_source\" $libs"
@@ -94,6 +94,7 @@ program_from_pkg_config() { # name package compiler flags…
   step "$name: run" env "LD_LIBRARY_PATH=$libdir" "./$name"
 }
 strict=(-pedantic -Wall -Wextra -Werror)
+user_libs=
 user_source=$doc/examples/decode.c
 program_from_pkg_config pkg-config-c99 tandem "$cc" -std=c99 "${strict[@]}"
 program_from_pkg_config pkg-config-cxx20 tandem "$cxx" -std=c++20 "${strict[@]}" -x c++
@@ -112,6 +113,11 @@ program_from_pkg_config pkg-config-attend-tensors tandem "$cc" -std=c99 "${stric
 user_source=$doc/examples/smallest.c
 program_from_pkg_config pkg-config-smallest tandem "$cc" -std=c99 "${strict[@]}"
 program_from_pkg_config pkg-config-smallest-cxx20 tandem "$cxx" -std=c++20 "${strict[@]}" -x c++
+user_libs=-lm
+for user_source in "$doc"/examples/tutorial/*.c; do
+  program_from_pkg_config "pkg-config-$(basename "$user_source" .c)" tandem "$cc" -std=c99 "${strict[@]}"
+done
+user_libs=
 user_source=$here/raii.cc
 program_from_pkg_config pkg-config-raii tandem "$cxx" -std=c++11 "${strict[@]}"
 program_from_pkg_config pkg-config-raii-static tandem-static "$cxx" -std=c++20 "${strict[@]}"
