@@ -17,7 +17,7 @@ type CacheOptions struct {
 	// Likewise of values; 0: KType.
 	VType Dtype
 
-	// Tokens per page, a power of two from 16 to 4096; 0: 128.
+	// Tokens of a page, a power of two from 16 to 4096; 0: 128.
 	PageTokens int32
 
 	// Hard cap on pages, MAW and selections in host memory (not on work space); 0: none.
@@ -60,20 +60,15 @@ func (o *CacheOptions) raw(a *arena, nLayers int) *C.tandem_cache_options {
 
 // SessionOptions is how a cache is attended. Zero members are defaults.
 type SessionOptions struct {
-	// True: a step without a stream does not keep the CPU workers awake between its calls; each call wakes them, and they spin
-	// for spin_ns after it. For programs whose own threads compute on the same cores in between, as PyTorch's do. false: they
-	// spin from the step's begin to its end.
+	// True: in a step without a stream the CPU workers sleep between calls, spin_ns after each. For programs whose own threads
+	// compute on the same cores in between, as PyTorch's do. false: they spin from the step's begin to its end.
 	SleepBetweenCalls bool
 
 	// Default: "all"; or "streaming", "hgca", "hip", "patterns": which keys outside the window are attended.
 	Policy string
 
-	// Names of policies, one for each layer, or nil: policy is for all layers. Layers whose attention no few keys can hold are
-	// best left to "all".
-	LayerPolicies []string
-
 	// Newest tokens, always attended, resident on the device; 0: 4096. Under "hip" it says where keys are and nothing else:
-	// calls on device tensors want it as long as their sequences become.
+	// calls on device tensors want it as long as sequences become.
 	WindowTokens int64
 
 	// True: none. WindowTokens is 0.
@@ -85,36 +80,41 @@ type SessionOptions struct {
 	// True: none. SinkTokens is 0.
 	NoSinks bool
 
-	// MAW factor in (0, 1]; 0: 0.3.
+	// Default: "auto"; or "host", "stream", "host+stream", "recompute": who attends these, for device tensors.
+	Route string
+
+	// Most tokens of an append that are attended together, 32768 at most, in layers of policy "hip" 2048; 0: 16384, and memory
+	// plans have room for single queries alone, else for appends of so many tokens.
+	AppendTokens int64
+
+	// Names of policies, one for each layer; nil: policy is for all layers. Layers whose attention no few keys can hold are
+	// best left to "all".
+	LayerPolicies []string
+
+	// Of "hgca": MAW factor in (0, 1]; 0: 0.3.
 	Alpha float32
 
-	// MAW threshold factor, >= 0; 0: 1.
+	// Of "hgca": MAW threshold factor, >= 0; 0: 1.
 	Beta float32
 
 	// True: Beta is 0, not its default.
 	ZeroBeta bool
 
-	// Keys kept after a strongly attended one; 0: 128.
+	// Of "hgca": keys kept after a strongly attended one; 0: 128.
 	HaloTokens int64
 
-	// True: none, the rule of the paper alone. HaloTokens is 0.
+	// True: none, the rule of the paper. HaloTokens is 0.
 	NoHalo bool
-
-	// Default: "auto"; or "host", "stream", "host+stream", "recompute": who computes over these, for device tensors.
-	Route string
 
 	// Each of the buffers that keys, or hidden states in 16 bits, go through; 0: 16 MiB.
 	StreamBufferBytes int64
 
-	// Share of these keys that crosses the bus, 0 to 1; with route "host+stream" and not without it; 0: not given.
+	// Share of the keys outside the window that crosses the bus, 0 to 1; with route "host+stream" and not without it; 0: not
+	// given.
 	StreamFraction float64
 
 	// True: StreamFraction is 0, not its default.
 	ZeroStreamFraction bool
-
-	// Most tokens of an append that are attended together, and 32768 at most, in layers of policy "hip" 2048; 0: 16384, and
-	// memory plans have room for single queries alone, else, whatever the route, for appends of so many tokens.
-	AppendTokens int64
 
 	// KV heads of what is streamed at a time, at most; 0: as many as take the least time.
 	StreamHeads int64
@@ -122,8 +122,8 @@ type SessionOptions struct {
 	// Share of these keys that is made of hidden states, in (0, 1]; with route "recompute"; 0: 1.
 	RecomputeShare float64
 
-	// Flags of all layers' KV heads, layer by layer, or nil: none. true: its queries see the first SinkTokens and the
-	// WindowTokens newest up to their own.
+	// Flags of all layers' KV heads, layer by layer; true: its queries see the first SinkTokens and the WindowTokens newest up
+	// to their own; nil: none. For policy "all".
 	StreamingHeads []bool
 
 	// Room in planned steps for so many indices of a tandem_selection, per query and KV head; 0: calls of planned steps name
@@ -147,16 +147,16 @@ func (o *SessionOptions) raw(a *arena) *C.tandem_session_options {
 	C.tandem_session_options_init(&raw)
 	raw.sleep_between_calls = flag(o.SleepBetweenCalls)
 	raw.policy = a.text("policy", o.Policy)
-	raw.layer_policies, raw.n_layer_policies = a.texts("layer_policies", o.LayerPolicies)
 	given(a, &raw.window_tokens, o.WindowTokens, "window_tokens", o.NoWindow, "NoWindow")
 	given(a, &raw.sink_tokens, o.SinkTokens, "sink_tokens", o.NoSinks, "NoSinks")
+	raw.route = a.text("route", o.Route)
+	raw.append_tokens = C.int64_t(o.AppendTokens)
+	raw.layer_policies, raw.n_layer_policies = a.texts("layer_policies", o.LayerPolicies)
 	raw.alpha = C.float(o.Alpha)
 	given(a, &raw.beta, o.Beta, "beta", o.ZeroBeta, "ZeroBeta")
 	given(a, &raw.halo_tokens, o.HaloTokens, "halo_tokens", o.NoHalo, "NoHalo")
-	raw.route = a.text("route", o.Route)
 	raw.stream_buffer_bytes = C.int64_t(o.StreamBufferBytes)
 	given(a, &raw.stream_fraction, o.StreamFraction, "stream_fraction", o.ZeroStreamFraction, "ZeroStreamFraction")
-	raw.append_tokens = C.int64_t(o.AppendTokens)
 	raw.stream_heads = C.int64_t(o.StreamHeads)
 	raw.recompute_share = C.double(o.RecomputeShare)
 	raw.streaming_heads, raw.n_streaming_heads = a.flags(o.StreamingHeads)

@@ -7,7 +7,7 @@
 #define TANDEM_LIB_ABI_LAYOUT_H_
 
 /* clang-format off */
-#define TANDEM_ABI_FINGERPRINT UINT64_C(0xab8da029618fc71d)
+#define TANDEM_ABI_FINGERPRINT UINT64_C(0x62ca62d901fc464d)
 
 #define TANDEM_ABI_LAYOUT(STRUCT, MEMBER) \
   STRUCT(tandem_tensor, 96) \
@@ -69,17 +69,17 @@
   MEMBER(tandem_session_options, struct_size, 0) \
   MEMBER(tandem_session_options, sleep_between_calls, 4) \
   MEMBER(tandem_session_options, policy, 8) \
-  MEMBER(tandem_session_options, layer_policies, 16) \
-  MEMBER(tandem_session_options, n_layer_policies, 24) \
-  MEMBER(tandem_session_options, window_tokens, 32) \
-  MEMBER(tandem_session_options, sink_tokens, 40) \
-  MEMBER(tandem_session_options, alpha, 48) \
-  MEMBER(tandem_session_options, beta, 52) \
-  MEMBER(tandem_session_options, halo_tokens, 56) \
-  MEMBER(tandem_session_options, route, 64) \
-  MEMBER(tandem_session_options, stream_buffer_bytes, 72) \
-  MEMBER(tandem_session_options, stream_fraction, 80) \
-  MEMBER(tandem_session_options, append_tokens, 88) \
+  MEMBER(tandem_session_options, window_tokens, 16) \
+  MEMBER(tandem_session_options, sink_tokens, 24) \
+  MEMBER(tandem_session_options, route, 32) \
+  MEMBER(tandem_session_options, append_tokens, 40) \
+  MEMBER(tandem_session_options, layer_policies, 48) \
+  MEMBER(tandem_session_options, n_layer_policies, 56) \
+  MEMBER(tandem_session_options, alpha, 64) \
+  MEMBER(tandem_session_options, beta, 68) \
+  MEMBER(tandem_session_options, halo_tokens, 72) \
+  MEMBER(tandem_session_options, stream_buffer_bytes, 80) \
+  MEMBER(tandem_session_options, stream_fraction, 88) \
   MEMBER(tandem_session_options, stream_heads, 96) \
   MEMBER(tandem_session_options, recompute_share, 104) \
   MEMBER(tandem_session_options, streaming_heads, 112) \

@@ -213,7 +213,7 @@ def check(root):
             *check_help_words(manual, root), *check_references(manual)]
 
 
-END = "/* ---- merge "  # before which the header of a copy gets more
+END = "/* Closes the step "  # before which the header of a copy gets more
 FUNCTION = "/* Does. */\nTANDEM_API int32_t tandem_session_more(tandem_session *session, tandem_error **error);\n\n"
 MISTAKES = [  # file, what is replaced, by what, what is to be found
     ("include/tandem/tandem.h", END, FUNCTION + END, "tandem_session_more has no line in docs/man/names.txt"),
@@ -223,7 +223,7 @@ MISTAKES = [  # file, what is replaced, by what, what is to be found
      "tandem_thing_do does not say which threads"),
     ("include/tandem/tandem.h", END, "#define TANDEM_MORE 1\n\n" + END, "the constant TANDEM_MORE is on no page"),
     ("include/tandem/tandem.h", "Session: one thread at a time. ", "", "tandem_attend does not say which threads"),
-    ("include/tandem/tandem.h", "Functions without any of these: any thread. ", "",
+    ("include/tandem/tandem.h", "Functions without any of these:", "Others:",
      "tandem_version does not say which threads"),
     ("include/tandem/tandem.h", "Functions without it take", "Others take",
      "tandem_sequence_read does not say in what order"),

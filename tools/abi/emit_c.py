@@ -26,7 +26,7 @@ def with_defaults(text, structs):
         if f"typedef struct {struct.name} {{" not in text or struct.name == "tandem_tensor":
             continue
         values = [f"sizeof({struct.name})", *(default_text(member) for member in struct.members[1:])]
-        lines = textwrap.wrap("{ " + ", ".join(values) + " }", 118, break_long_words=False)
+        lines = textwrap.wrap("{ " + ", ".join(values) + " }", 96, break_long_words=False)
         made = head + "".join(f"  {'  ' if i else ''}{line}{' ' + chr(92) if i + 1 < len(lines) else ''}\n"
                               for i, line in enumerate(lines))
         text, n = re.subn(re.escape(head) + r"(?:.*\\\n)*.*\n", lambda _, made=made: made, text)

@@ -11,7 +11,7 @@ from typing import Any
 
 MAJOR, MINOR = 0, 2
 SONAME = f"libtandem.so.{MAJOR}"
-FINGERPRINT = 0xAB8DA029618FC71D  # tandem_abi_fingerprint(MINOR) where pointers have 64 bits
+FINGERPRINT = 0x62CA62D901FC464D  # tandem_abi_fingerprint(MINOR) where pointers have 64 bits
 
 STATUS = {"OK": 0, "INVALID_ARGUMENT": -1, "INVALID_HANDLE": -2, "INVALID_STATE": -3, "UNSUPPORTED": -4, "OUT_OF_MEMORY": -5,
     "CAPACITY": -6, "BUSY": -7, "NOT_FOUND": -8, "CANCELLED": -9, "TIMEOUT": -10, "DEVICE_LOST": -11, "BACKEND": -12,
@@ -107,12 +107,12 @@ class PatternsStruct(ctypes.Structure):
 
 class SessionOptionsStruct(ctypes.Structure):
     _fields_ = [("struct_size", c_uint32), ("sleep_between_calls", c_int32), ("policy", c_char_p),
-                ("layer_policies", POINTER(c_char_p)), ("n_layer_policies", c_int64), ("window_tokens", c_int64),
-                ("sink_tokens", c_int64), ("alpha", c_float), ("beta", c_float), ("halo_tokens", c_int64),
-                ("route", c_char_p), ("stream_buffer_bytes", c_int64), ("stream_fraction", c_double),
-                ("append_tokens", c_int64), ("stream_heads", c_int64), ("recompute_share", c_double),
-                ("streaming_heads", POINTER(c_uint8)), ("n_streaming_heads", c_int64), ("selection_indices", c_int64),
-                ("pruning", POINTER(PruningStruct)), ("patterns", POINTER(PatternsStruct))]
+                ("window_tokens", c_int64), ("sink_tokens", c_int64), ("route", c_char_p), ("append_tokens", c_int64),
+                ("layer_policies", POINTER(c_char_p)), ("n_layer_policies", c_int64), ("alpha", c_float), ("beta", c_float),
+                ("halo_tokens", c_int64), ("stream_buffer_bytes", c_int64), ("stream_fraction", c_double),
+                ("stream_heads", c_int64), ("recompute_share", c_double), ("streaming_heads", POINTER(c_uint8)),
+                ("n_streaming_heads", c_int64), ("selection_indices", c_int64), ("pruning", POINTER(PruningStruct)),
+                ("patterns", POINTER(PatternsStruct))]
 
 
 class SelectionStruct(ctypes.Structure):
@@ -233,8 +233,6 @@ FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "tandem_sequence_truncate": (_I, _P, _L, _L, _P),
     "tandem_sequence_remove": (_I, _P, _L, _L, _L, _I, _P),
     "tandem_sequence_append": (_I, _P, _L, _I, _P, _P, _P, _P),
-    "tandem_sequence_append_x": (_I, _P, _L, _I, _P, _P, _P, _P, _P),
-    "tandem_sequence_read_x": (_I, _P, _P, _L, _I, _L, _P),
     "tandem_sequence_read": (_I, _P, _P, _P, _L, _I, _L, _P),
     "tandem_sequence_length": (_I, _P, _P, _L, _I, _P),
     "tandem_sequence_digest": (_I, _P, _P, _L, _P),
@@ -246,9 +244,9 @@ FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "tandem_session_commit": (_I, _P, _L, _P, _L, _P),
     "tandem_step_begin": (_I, _P, _P, _P, _I, _P, _P),
     "tandem_step_end": (_I, _P, _P, _P),
-    "tandem_merge": (_I, _P, _P, _P, _P, _I, _P, _P, _P),
     "tandem_attend_tensors_args_init": (None, _P),
     "tandem_attend_tensors": (_I, _P, _P, _P),
+    "tandem_merge": (_I, _P, _P, _P, _P, _I, _P, _P, _P),
     "tandem_layer_projection_init": (None, _P),
     "tandem_weights_options_init": (None, _P),
     "tandem_weights_create": (_I, _P, _P, _P, _P, _I, _P, _P),
@@ -257,6 +255,8 @@ FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "tandem_weights_done": (_I, _P, _I, _P, _P),
     "tandem_session_use_weights": (_I, _P, _I, _P, _I, _I, _P),
     "tandem_weights_get_stats": (_I, _P, _P, _P),
+    "tandem_sequence_append_x": (_I, _P, _L, _I, _P, _P, _P, _P, _P),
+    "tandem_sequence_read_x": (_I, _P, _P, _L, _I, _L, _P),
     "tandem_selection_init": (None, _P),
     "tandem_pruning_stage_init": (None, _P),
     "tandem_pruning_record_init": (None, _P),

@@ -28,7 +28,7 @@ class CacheOptions(TypedDict, total=False):
     v_type : str
         Likewise of values; left out: ``k_type``.
     page_tokens : int
-        Tokens per page, a power of two from 16 to 4096; 0: 128.
+        Tokens of a page, a power of two from 16 to 4096; 0: 128.
     host_cap_bytes : int
         Hard cap on pages, MAW and selections in host memory (not on work space); 0: none.
     device_cap_bytes : int
@@ -68,41 +68,41 @@ class SessionOptions(TypedDict, total=False):
     Parameters
     ----------
     sleep_between_calls : bool
-        True: a step without a stream does not keep the CPU workers awake between its calls; each call wakes them, and they
-        spin for ``spin_ns`` after it. For programs whose own threads compute on the same cores in between, as PyTorch's do.
-        False: they spin from the step's begin to its end.
+        True: in a step without a stream the CPU workers sleep between calls, ``spin_ns`` after each. For programs whose own
+        threads compute on the same cores in between, as PyTorch's do. False: they spin from the step's begin to its end.
     policy : str
         Default: "all"; or "streaming", "hgca", "hip", "patterns": which keys outside the window are attended.
-    layer_policies : sequence of str
-        Names of policies, one for each layer, or None: policy is for all layers. Layers whose attention no few keys can hold
-        are best left to "all".
     window_tokens : int
         Newest tokens, always attended, resident on the device; -1: 4096; 0: none. Under "hip" it says where keys are and
-        nothing else: calls on device tensors want it as long as their sequences become.
+        nothing else: calls on device tensors want it as long as sequences become.
     sink_tokens : int
         First tokens, always attended; -1: 64; 0: none.
-    alpha : float
-        MAW factor in (0, 1]; 0: 0.3.
-    beta : float
-        MAW threshold factor, >= 0; -1: 1.
-    halo_tokens : int
-        Keys kept after a strongly attended one; -1: 128; 0: none, the rule of the paper alone.
     route : str
-        Default: "auto"; or "host", "stream", "host+stream", "recompute": who computes over these, for device tensors.
+        Default: "auto"; or "host", "stream", "host+stream", "recompute": who attends these, for device tensors.
+    append_tokens : int
+        Most tokens of an append that are attended together, 32768 at most, in layers of policy "hip" 2048; 0: 16384, and
+        memory plans have room for single queries alone, else for appends of so many tokens.
+    layer_policies : sequence of str
+        Names of policies, one for each layer; None: policy is for all layers. Layers whose attention no few keys can hold
+        are best left to "all".
+    alpha : float
+        Of "hgca": MAW factor in (0, 1]; 0: 0.3.
+    beta : float
+        Of "hgca": MAW threshold factor, >= 0; -1: 1.
+    halo_tokens : int
+        Of "hgca": keys kept after a strongly attended one; -1: 128; 0: none, the rule of the paper.
     stream_buffer_bytes : int
         Each of the buffers that keys, or hidden states in 16 bits, go through; 0: 16 MiB.
     stream_fraction : float
-        Share of these keys that crosses the bus, 0 to 1; with route "host+stream" and not without it; -1: not given.
-    append_tokens : int
-        Most tokens of an append that are attended together, and 32768 at most, in layers of policy "hip" 2048; 0: 16384, and
-        memory plans have room for single queries alone, else, whatever the route, for appends of so many tokens.
+        Share of the keys outside the window that crosses the bus, 0 to 1; with route "host+stream" and not without it; -1:
+        not given.
     stream_heads : int
         KV heads of what is streamed at a time, at most; 0: as many as take the least time.
     recompute_share : float
         Share of these keys that is made of hidden states, in (0, 1]; with route "recompute"; 0: 1.
     streaming_heads : sequence of sequence of bool
-        Flags of all layers' KV heads, layer by layer, or None: none. True: its queries see the first ``sink_tokens`` and the
-        ``window_tokens`` newest up to their own.
+        Flags of all layers' KV heads, layer by layer; True: its queries see the first ``sink_tokens`` and the
+        ``window_tokens`` newest up to their own; None: none. For policy "all".
     selection_indices : int
         Room in planned steps for so many indices of a ``tandem_selection``, per query and KV head; 0: calls of planned steps
         name no keys. With it the CPU's part of a step begins when the layer's queries have come, not with the step, as
@@ -116,16 +116,16 @@ class SessionOptions(TypedDict, total=False):
 
     sleep_between_calls: bool
     policy: str
-    layer_policies: Sequence[str]
     window_tokens: int
     sink_tokens: int
+    route: str
+    append_tokens: int
+    layer_policies: Sequence[str]
     alpha: float
     beta: float
     halo_tokens: int
-    route: str
     stream_buffer_bytes: int
     stream_fraction: float
-    append_tokens: int
     stream_heads: int
     recompute_share: float
     streaming_heads: Sequence[Sequence[bool]]

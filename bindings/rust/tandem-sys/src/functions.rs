@@ -93,24 +93,6 @@ extern "C" {
         stream: *mut c_void,
         error: *mut *mut tandem_error,
     ) -> i32;
-    pub fn tandem_sequence_append_x(
-        cache: *mut tandem_cache,
-        sequence: i64,
-        layer_idx: i32,
-        k: *const tandem_tensor,
-        v: *const tandem_tensor,
-        x: *const tandem_tensor,
-        stream: *mut c_void,
-        error: *mut *mut tandem_error,
-    ) -> i32;
-    pub fn tandem_sequence_read_x(
-        x: *const tandem_tensor,
-        cache: *const tandem_cache,
-        sequence: i64,
-        layer_idx: i32,
-        first: i64,
-        error: *mut *mut tandem_error,
-    ) -> i32;
     pub fn tandem_sequence_read(
         k: *const tandem_tensor,
         v: *const tandem_tensor,
@@ -163,6 +145,12 @@ extern "C" {
         error: *mut *mut tandem_error,
     ) -> i32;
     pub fn tandem_step_end(session: *mut tandem_session, stream: *mut c_void, error: *mut *mut tandem_error) -> i32;
+    pub fn tandem_attend_tensors_args_init(args: *mut tandem_attend_tensors_args);
+    pub fn tandem_attend_tensors(
+        engine: *mut tandem_engine,
+        args: *const tandem_attend_tensors_args,
+        error: *mut *mut tandem_error,
+    ) -> i32;
     pub fn tandem_merge(
         o_out: *const tandem_tensor,
         lse_out: *const tandem_tensor,
@@ -171,12 +159,6 @@ extern "C" {
         n_states: i32,
         engine: *mut tandem_engine,
         stream: *mut c_void,
-        error: *mut *mut tandem_error,
-    ) -> i32;
-    pub fn tandem_attend_tensors_args_init(args: *mut tandem_attend_tensors_args);
-    pub fn tandem_attend_tensors(
-        engine: *mut tandem_engine,
-        args: *const tandem_attend_tensors_args,
         error: *mut *mut tandem_error,
     ) -> i32;
     pub fn tandem_layer_projection_init(projection: *mut tandem_layer_projection);
@@ -215,6 +197,24 @@ extern "C" {
     pub fn tandem_weights_get_stats(
         stats: *mut tandem_weights_stats,
         weights: *const tandem_weights,
+        error: *mut *mut tandem_error,
+    ) -> i32;
+    pub fn tandem_sequence_append_x(
+        cache: *mut tandem_cache,
+        sequence: i64,
+        layer_idx: i32,
+        k: *const tandem_tensor,
+        v: *const tandem_tensor,
+        x: *const tandem_tensor,
+        stream: *mut c_void,
+        error: *mut *mut tandem_error,
+    ) -> i32;
+    pub fn tandem_sequence_read_x(
+        x: *const tandem_tensor,
+        cache: *const tandem_cache,
+        sequence: i64,
+        layer_idx: i32,
+        first: i64,
         error: *mut *mut tandem_error,
     ) -> i32;
     pub fn tandem_selection_init(selection: *mut tandem_selection);

@@ -4,9 +4,9 @@
 use std::os::raw::{c_char, c_void};
 
 /// `tandem_abi_fingerprint(TANDEM_VERSION_MINOR)` that these declarations were written for (64-bit pointers).
-pub const FINGERPRINT: u64 = 0xab8d_a029_618f_c71d;
+pub const FINGERPRINT: u64 = 0x62ca_62d9_01fc_464d;
 
-/// level: `TANDEM_LOG_ERROR`, ... Called from any thread of the library; must not call back into it.
+/// level: `TANDEM_LOG_ERROR`, ... Called from any thread of the library; must not call the library.
 pub type tandem_log_fn = unsafe extern "C" fn(level: i32, message: *const c_char, user: *mut c_void);
 /// Returns `bytes` bytes aligned to `alignment` (a power of two), or NULL.
 pub type tandem_alloc_fn = unsafe extern "C" fn(bytes: usize, alignment: usize, user: *mut c_void) -> *mut c_void;
@@ -91,17 +91,17 @@ abi_structs! {
         struct_size: u32,
         sleep_between_calls: i32,
         policy: *const c_char,
-        layer_policies: *const *const c_char,
-        n_layer_policies: i64,
         window_tokens: i64,
         sink_tokens: i64,
+        route: *const c_char,
+        append_tokens: i64,
+        layer_policies: *const *const c_char,
+        n_layer_policies: i64,
         alpha: f32,
         beta: f32,
         halo_tokens: i64,
-        route: *const c_char,
         stream_buffer_bytes: i64,
         stream_fraction: f64,
-        append_tokens: i64,
         stream_heads: i64,
         recompute_share: f64,
         streaming_heads: *const u8,

@@ -18,7 +18,7 @@ pub struct CacheOptions {
     pub k_type: Option<Dtype>,
     /// Likewise of values; `None`: `k_type`.
     pub v_type: Option<Dtype>,
-    /// Tokens per page, a power of two from 16 to 4096; 0: 128.
+    /// Tokens of a page, a power of two from 16 to 4096; 0: 128.
     pub page_tokens: i32,
     /// Hard cap on pages, MAW and selections in host memory (not on work space); 0: none.
     pub host_cap_bytes: i64,
@@ -79,41 +79,41 @@ impl CacheOptions {
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct SessionOptions {
-    /// `true`: a step without a stream does not keep the CPU workers awake between its calls; each call wakes them, and
-    /// they spin for `spin_ns` after it. For programs whose own threads compute on the same cores in between, as PyTorch's
-    /// do. `false`: they spin from the step's begin to its end.
+    /// `true`: in a step without a stream the CPU workers sleep between calls, `spin_ns` after each. For programs whose own
+    /// threads compute on the same cores in between, as PyTorch's do. `false`: they spin from the step's begin to its end.
     pub sleep_between_calls: bool,
     /// Default: "all"; or "streaming", "hgca", "hip", "patterns": which keys outside the window are attended.
     pub policy: String,
-    /// Names of policies, one for each layer, or `None`: policy is for all layers. Layers whose attention no few keys can
-    /// hold are best left to "all".
-    pub layer_policies: Vec<String>,
     /// Newest tokens, always attended, resident on the device; -1: 4096; 0: none. Under "hip" it says where keys are and
-    /// nothing else: calls on device tensors want it as long as their sequences become.
+    /// nothing else: calls on device tensors want it as long as sequences become.
     pub window_tokens: i64,
     /// First tokens, always attended; -1: 64; 0: none.
     pub sink_tokens: i64,
-    /// MAW factor in (0, 1]; 0: 0.3.
-    pub alpha: f32,
-    /// MAW threshold factor, >= 0; -1: 1.
-    pub beta: f32,
-    /// Keys kept after a strongly attended one; -1: 128; 0: none, the rule of the paper alone.
-    pub halo_tokens: i64,
-    /// Default: "auto"; or "host", "stream", "host+stream", "recompute": who computes over these, for device tensors.
+    /// Default: "auto"; or "host", "stream", "host+stream", "recompute": who attends these, for device tensors.
     pub route: String,
+    /// Most tokens of an append that are attended together, 32768 at most, in layers of policy "hip" 2048; 0: 16384, and
+    /// memory plans have room for single queries alone, else for appends of so many tokens.
+    pub append_tokens: i64,
+    /// Names of policies, one for each layer; `None`: policy is for all layers. Layers whose attention no few keys can hold
+    /// are best left to "all".
+    pub layer_policies: Vec<String>,
+    /// Of "hgca": MAW factor in (0, 1]; 0: 0.3.
+    pub alpha: f32,
+    /// Of "hgca": MAW threshold factor, >= 0; -1: 1.
+    pub beta: f32,
+    /// Of "hgca": keys kept after a strongly attended one; -1: 128; 0: none, the rule of the paper.
+    pub halo_tokens: i64,
     /// Each of the buffers that keys, or hidden states in 16 bits, go through; 0: 16 MiB.
     pub stream_buffer_bytes: i64,
-    /// Share of these keys that crosses the bus, 0 to 1; with route "host+stream" and not without it; -1: not given.
+    /// Share of the keys outside the window that crosses the bus, 0 to 1; with route "host+stream" and not without it; -1:
+    /// not given.
     pub stream_fraction: f64,
-    /// Most tokens of an append that are attended together, and 32768 at most, in layers of policy "hip" 2048; 0: 16384,
-    /// and memory plans have room for single queries alone, else, whatever the route, for appends of so many tokens.
-    pub append_tokens: i64,
     /// KV heads of what is streamed at a time, at most; 0: as many as take the least time.
     pub stream_heads: i64,
     /// Share of these keys that is made of hidden states, in (0, 1]; with route "recompute"; 0: 1.
     pub recompute_share: f64,
-    /// Flags of all layers' KV heads, layer by layer, or `None`: none. `true`: its queries see the first `sink_tokens` and
-    /// the `window_tokens` newest up to their own.
+    /// Flags of all layers' KV heads, layer by layer; `true`: its queries see the first `sink_tokens` and the
+    /// `window_tokens` newest up to their own; `None`: none. For policy "all".
     pub streaming_heads: Vec<bool>,
     /// Room in planned steps for so many indices of a `tandem_selection`, per query and KV head; 0: calls of planned steps
     /// name no keys. With it the CPU's part of a step begins when the layer's queries have come, not with the step, as
@@ -131,16 +131,16 @@ impl Default for SessionOptions {
         Self {
             sleep_between_calls: false,
             policy: "all".to_string(),
-            layer_policies: Vec::new(),
             window_tokens: -1,
             sink_tokens: -1,
+            route: "auto".to_string(),
+            append_tokens: 0,
+            layer_policies: Vec::new(),
             alpha: 0.0,
             beta: -1.0,
             halo_tokens: -1,
-            route: "auto".to_string(),
             stream_buffer_bytes: 0,
             stream_fraction: -1.0,
-            append_tokens: 0,
             stream_heads: 0,
             recompute_share: 0.0,
             streaming_heads: Vec::new(),
@@ -155,16 +155,16 @@ setters! {
     SessionOptions {
         sleep_between_calls: is bool,
         policy: from String,
-        layer_policies: from Vec<String>,
         window_tokens: is i64,
         sink_tokens: is i64,
+        route: from String,
+        append_tokens: is i64,
+        layer_policies: from Vec<String>,
         alpha: is f32,
         beta: is f32,
         halo_tokens: is i64,
-        route: from String,
         stream_buffer_bytes: is i64,
         stream_fraction: is f64,
-        append_tokens: is i64,
         stream_heads: is i64,
         recompute_share: is f64,
         streaming_heads: from Vec<bool>,
@@ -184,9 +184,9 @@ impl SessionOptions {
     /// Calls `function` with the C struct.
     pub(crate) fn with_raw<R>(&self, function: impl FnOnce(&sys::tandem_session_options) -> Result<R>) -> Result<R> {
         let policy = c_text("tandem_session_create", "policy", &self.policy)?;
+        let route = c_text("tandem_session_create", "route", &self.route)?;
         let layer_policies = c_texts("tandem_session_create", "layer_policies", &self.layer_policies)?;
         let layer_policies_c = layer_policies.iter().map(|text| text.as_ptr()).collect::<Vec<_>>();
-        let route = c_text("tandem_session_create", "route", &self.route)?;
         let streaming_heads = self.streaming_heads.iter().map(|&flag| flag.into()).collect::<Vec<u8>>();
         let pruning = self.pruning.as_ref().map(Pruning::raw).transpose()?;
         let patterns = self.patterns.as_ref().map(Patterns::raw).transpose()?;
@@ -194,17 +194,17 @@ impl SessionOptions {
             struct_size: size_of::<sys::tandem_session_options>() as u32,
             sleep_between_calls: self.sleep_between_calls.into(),
             policy: policy.as_ptr(),
-            layer_policies: pointer(Some(&layer_policies_c[..]).filter(|texts| !texts.is_empty())),
-            n_layer_policies: layer_policies_c.len() as i64,
             window_tokens: self.window_tokens,
             sink_tokens: self.sink_tokens,
+            route: route.as_ptr(),
+            append_tokens: self.append_tokens,
+            layer_policies: pointer(Some(&layer_policies_c[..]).filter(|texts| !texts.is_empty())),
+            n_layer_policies: layer_policies_c.len() as i64,
             alpha: self.alpha,
             beta: self.beta,
             halo_tokens: self.halo_tokens,
-            route: route.as_ptr(),
             stream_buffer_bytes: self.stream_buffer_bytes,
             stream_fraction: self.stream_fraction,
-            append_tokens: self.append_tokens,
             stream_heads: self.stream_heads,
             recompute_share: self.recompute_share,
             streaming_heads: pointer(Some(&streaming_heads[..]).filter(|flags| !flags.is_empty())),
