@@ -7,6 +7,7 @@
 
 #include "generation.h"
 #include "llama_config.h"
+#include "model_shapes.h"
 #include "program.h"
 #include "shapes_run.h"
 #include "text_file.h"
@@ -257,6 +258,22 @@ Failure serve(Request* request) {
   return {};
 }
 
+// Flags that would change nothing are refused.
+Failure check_flags(const Flags& flags, const Request& request) {
+  const bool scores_alone = !request.score_file.empty() && request.prompt.empty() && request.prompt_file.empty();
+  if (scores_alone) GENERATE_TRY(flags.refuse_given({"--n-predict", "--temperature", "--seed"}, "is unused with --score"));
+  if (request.engine.shapes.empty()) {
+    GENERATE_TRY(flags.refuse_given({"--tokens", "--prefill"}, "is for --shapes alone"));
+    if (request.sampling.temperature == 0)
+      GENERATE_TRY(flags.refuse_given({"--seed"}, "is unused with --temperature 0: the most likely token is taken"));
+  } else {
+    GENERATE_TRY(
+        flags.refuse_given({"--n-predict", "--temperature", "--offset", "--decode-last"}, "is unused with --shapes"));
+  }
+  GENERATE_TRY(as_usage(request.policy.routes.check(flags, request.engine, request.policy)));
+  return check_policy_flags(flags, {request.policy.policy}, request.engine.place != kCpu);
+}
+
 Failure run(int argc, char** argv) {
   constexpr int64_t kMax = int64_t{1} << 40;
   Request request;
@@ -273,8 +290,8 @@ Failure run(int argc, char** argv) {
   flags.integer("--tokens", "the same, with --shapes", 1, kMax, &request.sampling.n_predict);
   flags.integer("--prefill", "with --shapes: the last N tokens of --context are computed, and timed", 1, kMax,
                 &request.n_prefill);
-  flags.text("--shapes", "NAME", "time decode steps of random weights in the shapes of a model (llama-3-8b, llama-3.2-1b)",
-             &request.engine.shapes);
+  flags.choice("--shapes", "time decode steps of random weights in the shapes of a model", model_shape_names(),
+               &request.engine.shapes);
   flags.real("--temperature", "0 (default): the most likely token; above: sampling", 0, 100, &request.sampling.temperature);
   flags.integer("--seed", "of the sampling, or of random weights (default 0)", 0, INT64_MAX, &request.sampling.seed);
   flags.text("--score", "FILE", "bits per byte over the second half of --context bytes", &request.score_file);
@@ -282,27 +299,17 @@ Failure run(int argc, char** argv) {
   flags.integer("--context", "bytes to score over; with --shapes: tokens that are there", 2, kMax, &request.score_context);
   flags.integer("--decode-last", "instead of the second half: the last N bytes, one decode step each", 1, kMax,
                 &request.decode_last);
-  flags.text("--policy", "NAME", "which keys are attended: all (default), streaming, hgca, hip", &request.policy.policy);
+  flags.choice("--policy", "which keys are attended (default all)", policy_names(), &request.policy.policy);
   request.policy.declare(&flags);
   request.policy.routes.declare(&flags);
   flags.toggle("--json", "one JSON object instead of text", &request.json);
-  bool help_wanted = false;
-  GENERATE_TRY(flags.parse(argc, argv, &help_wanted));
-  if (help_wanted) {
-    std::printf("%s", flags.help().c_str());
+  Asked asked = Asked::kNothing;
+  GENERATE_TRY(flags.parse(argc, argv, &asked));
+  if (asked != Asked::kNothing) {
+    std::fputs(asked == Asked::kVersion ? version_text("tandem-generate").c_str() : flags.help().c_str(), stdout);
     return {};
   }
-  const bool scores_alone = !request.score_file.empty() && request.prompt.empty() && request.prompt_file.empty();
-  if (scores_alone) GENERATE_TRY(flags.refuse_given({"--n-predict", "--temperature", "--seed"}, "is unused with --score"));
-  if (request.engine.shapes.empty())
-    GENERATE_TRY(flags.refuse_given({"--tokens", "--prefill"}, "is for --shapes alone"));
-  else
-    GENERATE_TRY(
-        flags.refuse_given({"--n-predict", "--temperature", "--offset", "--decode-last"}, "is unused with --shapes"));
-  GENERATE_TRY(as_usage(request.policy.routes.check(flags, request.engine, request.policy)));
-  if (request.policy.policy != "hip") GENERATE_TRY(flags.refuse_given({"--pruning"}, "is for --policy hip alone"));
-  if (request.policy.policy != "patterns")
-    GENERATE_TRY(flags.refuse_given({"--patterns", "--max-distance"}, "is for --policy patterns alone"));
+  GENERATE_TRY(check_flags(flags, request));
   request.engine.keeps_hidden = request.policy.routes.recomputes();
   request.engine.x_type = request.policy.routes.x_type;
   request.engine.seed = request.sampling.seed;

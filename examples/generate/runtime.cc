@@ -18,17 +18,15 @@ namespace {
 
 constexpr int64_t kMaxTokens = int64_t{1} << 40;
 
-// The names that Tandem knows, by index.
-template <typename Name>
-bool is_known(const std::string& word, Name name, std::string* known) {
-  for (int32_t i = 0; name(i) != nullptr; ++i) {
-    if (word == name(i)) return true;
-    *known += (i ? ", " : "") + std::string(name(i));
-  }
-  return false;
+std::vector<std::string> names_by_index(const char* (*name)(int32_t idx)) {
+  std::vector<std::string> names;
+  for (int32_t i = 0; name(i) != nullptr; ++i) names.emplace_back(name(i));
+  return names;
 }
 
 }  // namespace
+
+std::vector<std::string> policy_names() { return names_by_index(tandem_policy_name); }
 
 std::vector<std::string> storage_types() {
   std::vector<std::string> names;
@@ -67,12 +65,12 @@ void EngineOptions::declare(Flags* flags) {
                 "with --device cuda: where keys and values are; device (default): those of the window, and the CPU\n"
                 "attends the others; host: in host memory beyond the window, attended by --route, decode in calls",
                 {"device", "host"}, &kv_place);
-  flags->text("--isa", "NAME", "instruction set of the attention kernels (default: the best this processor has)", &isa);
+  flags->choice("--isa", "instruction set of the attention kernels (default: the best this processor has)",
+                names_by_index(tandem_cpu_isa_name), &isa);
   flags->toggle("--progress", "progress bar even when stderr is no terminal", &progress);
 }
 
 Failure EngineOptions::check() const {
-  std::string known;
   if (place == kCpu) {
     const std::string why = ": is for --device cuda alone";
     if (!backend_path.empty()) return {"--backend-path" + why};
@@ -82,8 +80,6 @@ Failure EngineOptions::check() const {
     if (kv_place != kOnDevice) return {"--kv: \"host\" is for --device cuda alone (on the CPU K and V always are)"};
   }
   if (resident_share > 0 && weights_place == kOnDevice) return {"--resident-share: is for --weights host alone"};
-  if (isa.empty()) return {};
-  if (!is_known(isa, tandem_cpu_isa_name, &known)) return {"--isa: \"" + isa + "\" is none of " + known};
   return {};
 }
 
@@ -126,11 +122,23 @@ void PolicyOptions::set(const std::string& name) {
 }
 
 Failure PolicyOptions::check(const char* flag) const {
-  std::string known;
-  if (!is_known(policy, tandem_policy_name, &known)) return {std::string(flag) + ": \"" + policy + "\" is none of " + known};
+  const std::vector<std::string> known = policy_names();
+  if (std::find(known.begin(), known.end(), policy) == known.end()) return none_of(flag, policy, known);
   if (policy == "patterns" && patterns.empty()) return {"--patterns: policy \"patterns\" needs a file"};
   Pruning parsed;
   return parsed.parse(pruning, "--pruning");
+}
+
+Failure check_policy_flags(const Flags& flags, const std::vector<std::string>& policies, bool on_device) {
+  const auto has = [&](const char* name) { return std::find(policies.begin(), policies.end(), name) != policies.end(); };
+  if (!has("hip")) GENERATE_TRY(flags.refuse_given({"--pruning"}, "is for --policy hip alone"));
+  if (!has("patterns")) GENERATE_TRY(flags.refuse_given({"--patterns", "--max-distance"}, "is for --policy patterns alone"));
+  if (has("hgca")) return {};
+  GENERATE_TRY(flags.refuse_given({"--alpha", "--beta", "--halo"}, "is for --policy hgca alone"));
+  if (has("streaming")) return {};
+  GENERATE_TRY(flags.refuse_given({"--sinks"}, "is for --policy streaming and hgca alone"));
+  if (on_device) return {};
+  return flags.refuse_given({"--window"}, "is for --policy streaming and hgca, and for --device cuda");
 }
 
 // Under patterns a prompt brings the keys that its window lacks, unless the library rotates them.

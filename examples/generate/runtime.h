@@ -22,6 +22,7 @@ namespace generate {
 constexpr int32_t kCpu = 0, kCuda = 1;         // where a model runs
 constexpr int32_t kOnDevice = 0, kOnHost = 1;  // where its weights, or K and V, are when it runs on a device
 
+std::vector<std::string> policy_names();
 // Names of the storage types, numbered from 1.
 std::vector<std::string> storage_types();
 std::vector<std::string> key_types();  // of keys and values
@@ -67,6 +68,9 @@ struct PolicyOptions {
   Failure check(const char* flag = "--policy") const;
   void set(const std::string& name);  // "hgca", or "hip=PRUNING"
 };
+
+// Refuses flags of policies that are none of those, which runs of all of them would leave unused.
+Failure check_policy_flags(const Flags& flags, const std::vector<std::string>& policies, bool on_device);
 
 // Whether a GPU's window has all keys under the policy.
 bool has_all_keys(const EngineOptions& engine, const PolicyOptions& policy);

@@ -73,6 +73,16 @@ void version_is_the_headers(void**) {
   const ProgramRun run = run_program({kFront, "--version"});
   assert_int_equal(run.exit_code, 0);
   assert_string_equal(run.out.c_str(), version);
+  // So does each command, wherever the flag stands.
+  for (const std::string& command : built_commands())
+    for (const std::vector<std::string>& way : std::vector<std::vector<std::string>>{{}, {"--json"}, {"--nonsense"}}) {
+      std::vector<std::string> arguments = {kFront, command};
+      arguments.insert(arguments.end(), way.begin(), way.end());
+      arguments.push_back("--version");
+      const ProgramRun own = run_program(arguments);
+      expect(own, 0, {});
+      assert_string_equal(own.out.c_str(), ("tandem-" + command + std::string(version).substr(6)).c_str());
+    }
 }
 
 void commands_are_the_programs(void**) {

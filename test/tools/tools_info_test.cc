@@ -8,6 +8,7 @@
 #include "tandem/tandem.h"
 #include "tools/run_program.h"
 #include "with_cmocka.h"
+#include "with_flags.h"
 
 namespace {
 
@@ -140,7 +141,9 @@ void plan_is_the_librarys(void**) {
 // With a backend: who computes, of each length; or why nobody knows.
 void routes_of_a_backend(void**) {
   std::vector<std::string> flags = kPlanFlags;
-  flags.insert(flags.end(), {"--policy", "all", "--window", "300", "--kv-len", "100,50000", "--backend", "standin",
+  const auto sinks = std::find(flags.begin(), flags.end(), "--sinks");
+  flags.erase(sinks, sinks + 2);  // "all" has none
+  flags = with_flags(flags, {"--policy", "all", "--window", "300", "--kv-len", "100,50000", "--backend", "standin",
                              "--backend-path", STAND_IN_MODULE});
   const Json lengths = info_json(flags)["plan"]["lengths"];
   for (const Json& length : lengths) {
@@ -152,7 +155,7 @@ void routes_of_a_backend(void**) {
   }
   flags.insert(flags.begin(), TANDEM_INFO);
   assert_true(run_program(flags).out.find("50000 tokens: a layer's decode") != std::string::npos);
-  flags.insert(flags.end(), {"--policy", "hgca"});
+  flags = with_flags(flags, {"--policy", "hgca"});
   assert_true(run_program(flags).out.find("tandem_plan: session: policy \"hgca\"") != std::string::npos);
   assert_false(info_json(kPlanFlags)["plan"]["lengths"][0].contains("routes"));
 }
@@ -160,7 +163,7 @@ void routes_of_a_backend(void**) {
 // Codes and scales: 64 + 2 * 2 bytes of a key of 64, 64 + 2 * 4 of a value of 128.
 void values_have_a_type_of_their_own(void**) {
   std::vector<std::string> flags = kPlanFlags;
-  flags.insert(flags.end(), {"--kv-type", "q8_0", "--v-type", "q4_0"});
+  flags = with_flags(flags, {"--kv-type", "q8_0", "--v-type", "q4_0"});
   const Json plan = info_json(flags)["plan"];
   assert_true(plan["kv_type"] == "q8_0" && plan["v_type"] == "q4_0");
   assert_int_equal(plan["lengths"][0]["plan"]["kv_token_bytes"].get<int64_t>(), 5 * 4 * (68 + 72));
@@ -172,7 +175,7 @@ void values_have_a_type_of_their_own(void**) {
 // MLA: V is stored within K.
 void aliased_values_take_nothing(void**) {
   std::vector<std::string> flags = kPlanFlags;
-  flags.insert(flags.end(), {"--head-dim", "576", "--v-head-dim", "512", "--v-aliases-k"});
+  flags = with_flags(flags, {"--head-dim", "576", "--v-head-dim", "512", "--v-aliases-k"});
   const Json lengths = info_json(flags)["plan"]["lengths"];
   assert_int_equal(lengths[0]["plan"]["kv_token_bytes"].get<int64_t>(), 5 * 4 * 576 * 2);
 }
@@ -180,7 +183,7 @@ void aliased_values_take_nothing(void**) {
 // Over the cap: the plan is printed all the same, with the reason, and the exit code says no.
 void caps_are_judged(void**) {
   std::vector<std::string> flags = kPlanFlags;
-  flags.insert(flags.end(), {"--host-cap-gib", "0.05"});
+  flags = with_flags(flags, {"--host-cap-gib", "0.05"});
   const int64_t cap_bytes = INT64_C(53687091);
   int32_t status = 0;
   library_plan(5000, 3, cap_bytes, &status);

@@ -135,7 +135,7 @@ Result run_cases(const Bench& bench, bool* all_ok) {
 Result bench_main(int argc, const char* const* argv, bool* all_ok) {
   Bench bench;
   TOOL_TRY(parse_bench_options(argc, argv, &bench.options));
-  if (bench.options.help) return print(bench_help());
+  if (bench.options.asked != Asked::kNothing) return answer(bench.options.asked, "tandem-bench", bench_help());
   Machine machine;
   TOOL_TRY(start_engine(bench.options, &machine, &bench));
   for (const int32_t kv_type : bench.options.kv_types)

@@ -34,10 +34,7 @@ Json policies() {
 Result info_main(int argc, const char* const* argv, bool* fits) {
   InfoOptions options;
   TOOL_TRY(parse_info_options(argc, argv, &options));
-  if (options.help) {
-    std::fputs(info_help().c_str(), stdout);
-    return {};
-  }
+  if (options.asked != Asked::kNothing) return answer(options.asked, "tandem-info", info_help());
   Engine engine;
   TOOL_TRY(options.engine.start(&engine));
   Json report, info;

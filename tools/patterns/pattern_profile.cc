@@ -199,8 +199,8 @@ Result patterns_to_read(const ProfileOptions& options, const Profile& profile, s
   *patterns = options.patterns.empty() ? all : names_of(options.patterns);
   for (const std::string& name : *patterns)
     if (std::find(all.begin(), all.end(), name) == all.end())
-      return usage_error("--pattern: %s is not in --from = %s", name.c_str(), options.from.c_str());
-  if (patterns->empty()) return usage_error("--from = %s has no rows", options.from.c_str());
+      return refuse("--pattern: %s is not in --from = %s", name.c_str(), options.from.c_str());
+  if (patterns->empty()) return refuse("--from = %s has no rows", options.from.c_str());
   return {};
 }
 
@@ -209,9 +209,8 @@ Result interpolated_row(const Profile& profile, const std::string& pattern, int6
   const std::vector<ProfilePoint> points = profile.points(pattern);
   const std::optional<double> ns = time_at(points, kv_len);
   if (!ns)
-    return usage_error("--at = %lld: %s was measured from %lld to %lld keys", static_cast<long long>(kv_len),
-                       pattern.c_str(), static_cast<long long>(points.front().kv_len),
-                       static_cast<long long>(points.back().kv_len));
+    return refuse("--at = %lld: %s was measured from %lld to %lld keys", static_cast<long long>(kv_len), pattern.c_str(),
+                  static_cast<long long>(points.front().kv_len), static_cast<long long>(points.back().kv_len));
   (*row)["pattern"] = pattern;
   (*row)["kv_len"] = kv_len;
   (*row)["ns"] = std::llround(*ns);
@@ -241,10 +240,7 @@ Result read_times(const ProfileOptions& options) {
 Result run_pattern_profile(int argc, const char* const* argv) {
   ProfileOptions options;
   TOOL_TRY(parse_profile_options(argc - 1, argv + 1, &options));
-  if (options.help) {
-    std::fputs(profile_help().c_str(), stdout);
-    return {};
-  }
+  if (options.asked != Asked::kNothing) return answer(options.asked, "tandem-patterns", profile_help());
   return options.from.empty() ? measure_profile(options) : read_times(options);
 }
 
