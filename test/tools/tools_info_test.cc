@@ -86,6 +86,34 @@ void devices_of_a_backend(void**) {
   }
 }
 
+// All else is told, the reason in the list of backends, and in one line on stderr.
+void backends_that_do_not_work_are_told(void**) {
+  const std::vector<std::pair<std::vector<std::string>, std::string>> kFailing = {
+      {{"--backend", "no/name"}, "backend = \"no/name\""},
+      {{"--backend", "abacus"}, "/libtandem-abacus.so: No such file or directory; "},
+      {{"--backend", "abacus", "--backend-path", "/no/such/file"}, "/no/such/file: No such file or directory"},
+      {{"--backend", "cuda", "--backend-path", "/no/such/file", "--plan"}, "/no/such/file: No such file or directory"}};
+  for (const auto& [flags, reason] : kFailing) {
+    std::vector<std::string> arguments = {TANDEM_INFO};
+    arguments.insert(arguments.end(), flags.begin(), flags.end());
+    const ProgramRun text = run_program(arguments);
+    if (text.exit_code != 1 || text.err.rfind("tandem-info: ", 0) != 0 || text.err.find(reason) == std::string::npos ||
+        text.err.find('\n') != text.err.size() - 1)
+      fail_test("exit code %d, stderr \"%s\"", text.exit_code, text.err.c_str());
+    for (const std::string& part : {std::string("\nisa\n"), std::string("n_workers"), std::string("state failed"), reason})
+      if (text.out.find(part) == std::string::npos) fail_test("%s is not in %s", part.c_str(), text.out.c_str());
+    const Json info = info_json(flags, 1);
+    size_t n_found = 0;
+    for (const Json& backend : info["engine"]["backends"]) {
+      if (backend["name"] != flags[1]) continue;
+      ++n_found;
+      assert_true(backend["state"] == "failed" && backend["reason"].get<std::string>().find(reason) != std::string::npos);
+    }
+    assert_int_equal(n_found, 1);
+    assert_false(info.contains("plan"));
+  }
+}
+
 tandem_memory_plan library_plan(int64_t kv_len, int64_t n_sequences, int64_t host_cap_bytes, int32_t* status) {
   tandem_engine* engine = nullptr;
   tandem_model* model = nullptr;
@@ -219,11 +247,17 @@ void geometry_from_a_config(void**) {
 
 int main() {
   const CMUnitTest tests[] = {
-      cmocka_unit_test(names_what_is_there),         cmocka_unit_test(openmp_settings_take_no_workers),
-      cmocka_unit_test(flags_reach_the_engine),      cmocka_unit_test(devices_of_a_backend),
-      cmocka_unit_test(plan_is_the_librarys),        cmocka_unit_test(values_have_a_type_of_their_own),
-      cmocka_unit_test(aliased_values_take_nothing), cmocka_unit_test(caps_are_judged),
-      cmocka_unit_test(geometry_from_a_config),      cmocka_unit_test(routes_of_a_backend),
+      cmocka_unit_test(names_what_is_there),
+      cmocka_unit_test(openmp_settings_take_no_workers),
+      cmocka_unit_test(flags_reach_the_engine),
+      cmocka_unit_test(devices_of_a_backend),
+      cmocka_unit_test(plan_is_the_librarys),
+      cmocka_unit_test(values_have_a_type_of_their_own),
+      cmocka_unit_test(aliased_values_take_nothing),
+      cmocka_unit_test(caps_are_judged),
+      cmocka_unit_test(geometry_from_a_config),
+      cmocka_unit_test(routes_of_a_backend),
+      cmocka_unit_test(backends_that_do_not_work_are_told),
   };
   return cmocka_run_group_tests(tests, nullptr, nullptr);
 }
