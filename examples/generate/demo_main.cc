@@ -4,6 +4,7 @@
 
 #include "data_file.h"
 #include "demo.h"
+#include "interrupt.h"
 #include "llama_config.h"
 #include "picture.h"
 #include "program.h"
@@ -81,6 +82,7 @@ Failure serve(DemoOptions* options) {
   if (options->n_decode == 0) options->n_decode = options->curve_file.empty() ? 256 : 1024;
   GENERATE_TRY(as_usage(check(*options)));
   GENERATE_TRY(check_files(*options));
+  catch_interrupts();
   if (!options->loss_file.empty()) return run_loss(*options);
   Runtime runtime;
   GENERATE_TRY(runtime.open(options->engine));

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "generation.h"
+#include "interrupt.h"
 #include "llama_config.h"
 #include "model_shapes.h"
 #include "program.h"
@@ -136,10 +137,13 @@ void print_device(const DeviceMemoryReport& device) {
       mb(weights.streamed_bytes), static_cast<long long>(weights.n_ahead), static_cast<long long>(weights.n_streamed_uses));
 }
 
-void print_json(const Request& request, const Outcome& outcome, const DeviceMemoryReport& device) {
+// is_part: of what was done until Ctrl-C.
+void print_json(const Request& request, const Outcome& outcome, const DeviceMemoryReport& device, bool is_part) {
   Json json;
+  if (is_part) json["interrupted"] = true;
   if (request.score_file.empty()) json["answer"] = outcome.answer;
   if (outcome.bits_per_byte >= 0) json["bits_per_byte"] = outcome.bits_per_byte;
+  if (outcome.bits_per_byte >= 0) json["scored_bytes"] = outcome.n_scored;
   json["policy"] = request.policy.policy;
   json["prefill_tokens"] = outcome.prefill.n_tokens;
   json["prefill_tokens_per_second"] = outcome.prefill.tokens_per_second();
@@ -160,9 +164,12 @@ void print_json(const Request& request, const Outcome& outcome, const DeviceMemo
   std::printf("%s\n", json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace).c_str());
 }
 
-void print_text(const Request& request, const Outcome& outcome) {
-  if (request.score_file.empty()) std::printf("\n");
+void print_text(const Request& request, const Outcome& outcome, bool is_part) {
+  if (request.score_file.empty() && !outcome.answer.empty()) std::printf("\n");
   if (outcome.bits_per_byte >= 0) std::printf("bits per byte %.5f\n", outcome.bits_per_byte);
+  std::fflush(stdout);
+  if (is_part && outcome.n_scored > 0)
+    std::fprintf(stderr, "of %lld bytes only\n", static_cast<long long>(outcome.n_scored));
   std::fprintf(stderr, "prefill %lld tokens, %.0f tokens/s\n", static_cast<long long>(outcome.prefill.n_tokens),
                outcome.prefill.tokens_per_second());
   if (outcome.pair_share >= 0) std::fprintf(stderr, "its heads attended %.1f %% of the pairs\n", 100 * outcome.pair_share);
@@ -176,6 +183,7 @@ Failure serve_shapes(const Request& request) {
   const ShapesRun shapes{request.score_context, request.n_prefill, request.sampling.n_predict, request.policy.routes.route};
   PolicyOptions policy = request.policy;
   policy.window_tokens = window_of(request.engine, policy, shapes.longest());
+  catch_interrupts();
   Runtime runtime;
   GENERATE_TRY(runtime.open(request.engine));
   Session session;
@@ -226,6 +234,7 @@ Failure serve(Request* request) {
   if (!request->score_file.empty()) GENERATE_TRY(score_slice(*request, text, &slice));
   GENERATE_TRY(check_tokens(*request, text));
 
+  catch_interrupts();
   Runtime runtime;
   GENERATE_TRY(runtime.open(request->engine));
   Session session;
@@ -234,28 +243,32 @@ Failure serve(Request* request) {
   GENERATE_TRY(runtime.new_sequence(&context.sequence));
 
   Outcome outcome;
+  Failure stopped;
   if (request->score_file.empty()) {
-    if (!request->json) {
+    if (request->json) {
+      request->sampling.label = "decode";
+    } else {
       request->sampling.on_token = [](char token) -> Failure {
         std::putchar(static_cast<unsigned char>(token));
         return std::fflush(stdout) == 0 ? Failure{} : Failure{"stdout: cannot be written"};
       };
     }
-    GENERATE_TRY(generate_text(&runtime, &context, text, request->sampling, &outcome));
+    stopped = generate_text(&runtime, &context, text, request->sampling, &outcome);
   } else if (request->decode_last > 0) {
-    GENERATE_TRY(score_decode(&runtime, &context, slice, request->decode_last, &outcome));
+    stopped = score_decode(&runtime, &context, slice, request->decode_last, &outcome);
   } else {
-    GENERATE_TRY(score_text(&runtime, &context, slice, &outcome));
+    stopped = score_text(&runtime, &context, slice, &outcome);
   }
+  if (stopped && !stopped.is_interruption) return stopped;
   DeviceMemoryReport device;
   GENERATE_TRY(runtime.device_memory(request->policy, context.n_tokens, &device));
   if (request->json) {
-    print_json(*request, outcome, device);
+    print_json(*request, outcome, device, static_cast<bool>(stopped));
   } else {
-    print_text(*request, outcome);
+    print_text(*request, outcome, static_cast<bool>(stopped));
     print_device(device);
   }
-  return {};
+  return stopped;
 }
 
 // Flags that would change nothing are refused.

@@ -10,6 +10,7 @@
 #include "byte_tokenizer.h"
 #include "cpu_transformer.h"
 #include "cuda/cuda_transformer.h"
+#include "interrupt.h"
 #include "model_shapes.h"
 #include "progress_bar.h"
 
@@ -297,11 +298,19 @@ Failure Runtime::drop(const Context& context) {
   return {};
 }
 
+Failure check_interrupted() {
+  if (!is_interrupted()) return {};
+  Failure failure{"interrupted"};
+  failure.is_interruption = true;
+  return failure;
+}
+
 Failure Runtime::append(Context* context, std::string_view text, const AppendOptions& options) {
   const int64_t n_tokens = static_cast<int64_t>(text.size());
-  ProgressBar bar(options.label, n_tokens, options_.progress);
+  ProgressBar bar(options.label, n_tokens, "tokens", options_.progress);
   tokens_.assign(reinterpret_cast<const uint8_t*>(text.data()), reinterpret_cast<const uint8_t*>(text.data()) + n_tokens);
   for (int64_t first = 0; first < n_tokens; first += options_.chunk_tokens) {
+    GENERATE_TRY(check_interrupted());
     Chunk chunk;
     chunk.session = context->session;
     chunk.sequence = context->sequence;
@@ -320,6 +329,7 @@ Failure Runtime::append(Context* context, std::string_view text, const AppendOpt
 }
 
 Failure Runtime::step(Context* context, int32_t token) {
+  GENERATE_TRY(check_interrupted());
   Chunk chunk;
   chunk.session = context->session;
   chunk.sequence = context->sequence;
@@ -341,8 +351,11 @@ Failure Runtime::fill(Context* context, int64_t n_tokens) {
   for (std::vector<uint16_t>* numbers : {&rows, &hidden})
     for (uint16_t& x : *numbers) x = static_cast<uint16_t>(std::bit_cast<uint32_t>(normal(random)) >> 16);
   GENERATE_TANDEM(tandem_sequence_reserve(cache_.get(), context->sequence, n_tokens, &error));
+  ProgressBar bar("fill", config().n_layers * n_tokens, "rows");
   for (int64_t layer_idx = 0; layer_idx < config().n_layers; ++layer_idx) {
     for (int64_t first = 0; first < n_tokens; first += kPiece) {
+      GENERATE_TRY(check_interrupted());
+      bar.show(layer_idx * n_tokens + first);
       const int64_t n = std::min(kPiece, n_tokens - first);
       const tandem_tensor k = heads_view(rows.data(), TANDEM_BF16, n, n_heads, head_dim, row_size);
       const tandem_tensor v = heads_view(rows.data() + n * row_size, TANDEM_BF16, n, n_heads, head_dim, row_size);

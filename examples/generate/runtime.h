@@ -97,8 +97,8 @@ struct Context {
 };
 
 struct AppendOptions {
-  const char* label = nullptr;  // of the progress bar; NULL: none
-  bool more_follows = false;    // another append continues this one: no re-evaluation at its end
+  std::string label;          // of the progress bar; empty: none
+  bool more_follows = false;  // another append continues this one: no re-evaluation at its end
   // Called after every chunk with its place in `text` and its length; logits() then speaks of that chunk.
   std::function<void(int64_t first, int64_t n)> on_chunk;
 };
@@ -114,6 +114,9 @@ struct DeviceMemoryReport {
   Parts planned;  // Tandem's plan, for decode; with kv_place kOnHost for chunks too
   Parts held;     // what Tandem says it has
 };
+
+// A failure once Ctrl-C or SIGTERM has come. Every append and step begins with it.
+Failure check_interrupted();
 
 class Runtime {
  public:

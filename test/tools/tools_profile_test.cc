@@ -337,7 +337,7 @@ void interrupted_profile_keeps_its_rows(void**) {
       measuring("512,1024", {"--repeats", "100000", "--out", path, "--append", "--svg", path_of("interrupted.svg")});
   command.insert(command.end(), arguments.begin(), arguments.end());
   const ProgramRun ended = run_program(command);
-  assert_int_equal(ended.exit_code, 1);
+  assert_int_equal(ended.exit_code, 130);
   assert_string_equal(ended.out.c_str(), "");
   expect_in(ended.err, {"rows kept of ", "1024 keys; patterns: 1; ", "interrupted; ",
                         "interrupted.json: 1; --append measures the missing ones"});

@@ -179,7 +179,8 @@ std::string bench_help() {
          "  prefill  likewise, many new tokens\n"
          "  wake     what a call costs when there is almost nothing to read (warm: everything in cache)\n\n"
          "A call is one layer: append the tokens, attend. Before anything is timed, outputs are checked against attention\n"
-         "in double precision; when they are wrong no time is printed and the exit code is 1.\n\n" +
+         "in double precision; when they are wrong no time is printed and the exit code is 1. Rows\n"
+         "are printed as they are measured. Ctrl-C ends the program, and prints what the case under way has by then.\n\n" +
          flags_help(bench_flags(&options, &raw));
 }
 

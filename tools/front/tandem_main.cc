@@ -70,7 +70,8 @@ std::string help() {
          "  tandem plan --model DIR --kv-len 131072\n"
          "  tandem bench decode --kv-len 32768 --kv-type bf16,q8_0\n"
          "  tandem generate --model DIR --prompt \"Once upon a time\"\n\n"
-         "Exit codes: 0: done; 1: failed, or the answer is no; 2: a wrong command line.\n";
+         "Exit codes: 0: done; 1: failed, or the answer is no; 2: a wrong command line;\n"
+         "130: ended by Ctrl-C.\n";
 }
 
 // One line on stderr, with nothing but text of what the user typed.

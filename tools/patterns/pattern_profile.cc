@@ -3,11 +3,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <csignal>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
 
+#include "examples/generate/interrupt.h"
 #include "tools/bench/machine_facts.h"
 #include "tools/common/flags.h"
 #include "tools/common/run_tool.h"
@@ -21,19 +21,6 @@
 
 namespace tools {
 namespace {
-
-// Calls of the library look at it, too, every few milliseconds. Some parents send the signal twice, so the second one must
-// not end the program in another way.
-int32_t is_interrupted = 0;
-void interrupt(int) { __atomic_store_n(&is_interrupted, 1, __ATOMIC_RELAXED); }
-
-void catch_interrupts() {
-  struct sigaction action = {};
-  action.sa_handler = interrupt;
-  action.sa_flags = SA_RESTART;
-  sigaction(SIGINT, &action, nullptr);
-  sigaction(SIGTERM, &action, nullptr);
-}
 
 // Rows as people read them, as wide as the longest name, or as JSON lines.
 class RowPrinter {
@@ -142,7 +129,7 @@ struct Measurement {
 
   Result start() {
     TOOL_TRY(patterns_to_measure(options, &patterns));
-    TOOL_TRY(ProfileBench::create(options.layer, &is_interrupted, &bench));
+    TOOL_TRY(ProfileBench::create(options.layer, &bench));
     TOOL_TRY(bench->check_memory(options.lengths.back()));
     TOOL_TRY(facts_of(options.layer, bench->engine(), &profile.facts));
     if (!options.append || !std::filesystem::exists(options.out)) return {};
@@ -181,16 +168,15 @@ struct Measurement {
 };
 
 Result measure_profile(const ProfileOptions& options) {
-  catch_interrupts();
+  generate::catch_interrupts();
   Measurement measurement = {options, {}, nullptr, {}};
   TOOL_TRY(measurement.start());
   const Result measured = measurement.run();
   const Profile& profile = measurement.profile;
   if (!profile.rows.empty()) TOOL_TRY(write_picture(options.svg, profile, profile.patterns()));
-  if (measured.ok() || is_interrupted == 0) return measured;
-  if (options.out.empty()) return refuse("interrupted");
-  return refuse("interrupted; rows in %s: %zu; --append measures the missing ones", options.out.c_str(),
-                profile.rows.size());
+  if (!measured.is_interrupted() || options.out.empty()) return measured;
+  return interrupted("interrupted; rows in %s: %zu; --append measures the missing ones", options.out.c_str(),
+                     profile.rows.size());
 }
 
 // Those of --pattern, or all.
