@@ -20,6 +20,18 @@ function(tandem_target_defaults target)
   endif()
 endfunction()
 
+# The programs that are built, by the names that users know.
+function(tandem_program_names out)
+  set(names "")
+  foreach(program front info plan patterns bench generate demo)
+    if(TARGET tandem-${program})
+      list(APPEND names tandem-${program})
+    endif()
+  endforeach()
+  list(TRANSFORM names REPLACE "^tandem-front$" tandem)
+  set(${out} ${names} PARENT_SCOPE)
+endfunction()
+
 # tandem_test(NAME name SOURCES a.cc… [LABEL fast|package|full|device] [INTERNAL] [HOT] [EMULATED] [TIMEOUT s] [ENVIRONMENT A=b…])
 # A cmocka program. INTERNAL links the objects of the library (private symbols), otherwise the shared library. HOT: it computes
 # much itself and is optimised as the library is; the others are sooner built than run. EMULATED: part of what runs on an
