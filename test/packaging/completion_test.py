@@ -83,9 +83,8 @@ def lines_of_help(root):
                 yield from (([*words, flag.name, value], value) for value in flag.value.removesuffix("[,...]").split("|"))
 
 
-def check_bash(script, root):
-    """What is wrong with the answers of a script."""
-    lines = list(lines_of_help(root))
+def check_bash(script, lines):
+    """What is wrong with the answers of a script: to LINES, and to these."""
     questions = [line for line, _ in LINES] + [line for line, _ in lines]
     done = subprocess.run(["bash", "--norc", "-c", ASK_BASH, "sh", str(script)], capture_output=True, text=True,
                           input="".join("\t".join(question) + "\n" for question in questions))
@@ -152,8 +151,8 @@ def check_less(work):
 
 MISTAKES = [  # what is replaced in the script for bash, by what, what is to be found
     ("decode append prefill wake", "decode append prefill", "'wake'"),
-    ("kind=word values='all streaming hgca hip patterns'", "kind=word values='all streaming hgca hip'", "without patterns"),
-    ("--svg", "--swg", "without --svg"),
+    ("kind=word values='all streaming hgca hip patterns'", "kind=word values='all streaming hgca hip'", "'patterns'"),
+    ("--svg", "--swg", "--svg"),
     ("kind=folder", "kind=file", "README.md"),
     ("kind=list", "kind=word", "f16,q"),
     ("repeated='--pattern'", "repeated=''", "--pat"),
@@ -168,7 +167,7 @@ def check_the_checker(script, work):
             yield f"a mistake cannot be made: there is no {old}"
             continue
         (work / "wrong").write_text(text.replace(old, new))
-        found = list(check_bash(work / "wrong", ROOT))
+        found = list(check_bash(work / "wrong", []))
         if not any(wanted in line for line in found):
             yield f"the checker does not find {old} made {new}: {found[:2]}"
 
@@ -177,7 +176,7 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         work = pathlib.Path(folder)
         out = written(ROOT, make.PROGRAMS, work / "all")
-        findings = [*check_the_checker(out / "bash/tandem", work), *check_bash(out / "bash/tandem", ROOT),
+        findings = [*check_the_checker(out / "bash/tandem", work), *check_bash(out / "bash/tandem", list(lines_of_help(ROOT))),
                     *check_fish(out / "fish"), *check_zsh(out / "zsh/_tandem"), *check_less(work)]
         for program in make.PROGRAMS:
             if not (out / "bash" / program).exists() or not (out / f"fish/{program}.fish").exists():
