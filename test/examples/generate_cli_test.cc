@@ -55,24 +55,11 @@ std::vector<BadInput> bad_inputs() {
       {prompt, {"--n-predict", "1.5"}, {"--n-predict", "\"1.5\""}},
       {prompt, {"--n-predict", "99999999999999999999"}, {"--n-predict", "99999999999999999999", "is not between"}},
       {prompt, {"--n-predict", "16384"}, {"--n-predict", "16384", "max_position_embeddings"}, 1},
-      {prompt, {"--beta", "1e999"}, {"--beta", "1e999", "is not between"}},
       {{"--model", kModel, "--prompt", "a"}, {"--n-predict="}, {"--n-predict", "\"\""}},
       {prompt, {"--json=1"}, {"--json", "\"1\""}},
       {prompt, {"--temperature", "nan"}, {"--temperature", "\"nan\""}},
       {prompt, {"--temperature", "-1"}, {"--temperature", "\"-1\""}},
       {prompt, {"--temperature", "1,5"}, {"--temperature", "\"1,5\""}},
-      {prompt, {"--policy", "fancy"}, {"--policy", "fancy", "hgca"}},
-      {prompt, {"--policy", "hgac"}, {"--policy", "hgac", "did you mean hgca?"}},
-      {prompt, {"--policy", "streaming", "--beta", "1"}, {"--beta", "--policy hgca alone"}},
-      {prompt, {"--alpha", "0.5"}, {"--alpha", "--policy hgca alone"}},
-      {prompt, {"--halo", "3"}, {"--halo", "--policy hgca alone"}},
-      {prompt, {"--sinks", "3"}, {"--sinks", "--policy streaming and hgca alone"}},
-      {prompt, {"--window", "3"}, {"--window", "--policy streaming and hgca"}},
-      {prompt, {"--seed", "3"}, {"--seed", "--temperature"}},
-      {prompt, {"--policy", ""}, {"--policy"}},
-      {prompt, {"--policy", "patterns"}, {"--patterns", "needs a file"}},
-      {prompt, {"--policy", "patterns", "--patterns", kText}, {"haystack.txt"}, 1},
-      {prompt, {"--patterns", kText}, {"--patterns", "--policy patterns alone"}},
       {prompt, {"--isa", "pentium"}, {"--isa", "pentium"}},
       {prompt, {"--kv-type", "q9"}, {"--kv-type", "q9", "bf16"}},
       {prompt, {"--kv-type", "bf61"}, {"--kv-type", "bf61", "did you mean bf16?"}},
@@ -82,13 +69,6 @@ std::vector<BadInput> bad_inputs() {
       {prompt, {"--threads", "-1"}, {"--threads", "\"-1\""}},
       {prompt, {"--modle", "x"}, {"--modle", "did you mean --model?"}},
       {prompt, {"--chunk", "0"}, {"--chunk", "\"0\""}},
-      {prompt, {"--window", "-1"}, {"--window", "\"-1\""}},
-      {prompt, {"--sinks", "x"}, {"--sinks", "\"x\""}},
-      {prompt, {"--alpha", "0"}, {"--alpha", "\"0\""}},
-      {prompt, {"--alpha", "1.01"}, {"--alpha", "1.01"}},
-      {prompt, {"--beta", "-0.5"}, {"--beta", "-0.5"}},
-      {prompt, {"--halo", "-2"}, {"--halo", "\"-2\""}},
-      {prompt, {"--seed", "-1"}, {"--seed", "\"-1\""}},
       {prompt, {"--score", kText}, {"--score", "--prompt"}},
       {prompt, {"--context", "64"}, {"--context", "--score"}},
       {score, {"--n-predict", "3"}, {"--n-predict", "--score"}},
@@ -109,6 +89,32 @@ std::vector<BadInput> bad_inputs() {
       {score, {"--offset", "1000000"}, {"haystack.txt", "1000000"}, 1},
       {score, {"--decode-last", "64"}, {"--decode-last", "\"64\""}},
       {score, {"--decode-last", "0"}, {"--decode-last", "\"0\""}},
+  };
+}
+
+std::vector<BadInput> bad_policy_inputs() {
+  const std::vector<std::string> prompt = {"--model", kModel, "--n-predict", "1", "--prompt", "a"};
+  return {
+      {prompt, {"--beta", "1e999"}, {"--beta", "1e999", "is not between"}},
+      {prompt, {"--policy", "fancy"}, {"--policy", "fancy", "hgca"}},
+      {prompt, {"--policy", "hgac"}, {"--policy", "hgac", "did you mean hgca?"}},
+      {prompt, {"--policy", "streaming", "--beta", "1"}, {"--beta", "--policy hgca alone"}},
+      {prompt, {"--alpha", "0.5"}, {"--alpha", "--policy hgca alone"}},
+      {prompt, {"--halo", "3"}, {"--halo", "--policy hgca alone"}},
+      {prompt, {"--sinks", "3"}, {"--sinks", "--policy streaming and hgca alone"}},
+      {prompt, {"--window", "3"}, {"--window", "--policy streaming and hgca"}},
+      {prompt, {"--seed", "3"}, {"--seed", "--temperature"}},
+      {prompt, {"--policy", ""}, {"--policy"}},
+      {prompt, {"--policy", "patterns"}, {"--patterns", "needs a file"}},
+      {prompt, {"--policy", "patterns", "--patterns", kText}, {"haystack.txt"}, 1},
+      {prompt, {"--patterns", kText}, {"--patterns", "--policy patterns alone"}},
+      {prompt, {"--window", "-1"}, {"--window", "\"-1\""}},
+      {prompt, {"--sinks", "x"}, {"--sinks", "\"x\""}},
+      {prompt, {"--alpha", "0"}, {"--alpha", "\"0\""}},
+      {prompt, {"--alpha", "1.01"}, {"--alpha", "1.01"}},
+      {prompt, {"--beta", "-0.5"}, {"--beta", "-0.5"}},
+      {prompt, {"--halo", "-2"}, {"--halo", "\"-2\""}},
+      {prompt, {"--seed", "-1"}, {"--seed", "\"-1\""}},
   };
 }
 
@@ -165,6 +171,7 @@ std::vector<BadInput> bad_route_inputs() {
 
 void bad_input_is_named(void**) {
   std::vector<BadInput> all = bad_inputs();
+  for (const BadInput& bad : bad_policy_inputs()) all.push_back(bad);
   for (const BadInput& bad : bad_device_inputs()) all.push_back(bad);
   for (const BadInput& bad : bad_route_inputs()) all.push_back(bad);
   for (const BadInput& bad : all) {

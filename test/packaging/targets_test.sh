@@ -34,7 +34,8 @@ for label in fast smoke; do
   done
 done
 labelled=$("$ctest" -N -L '^smoke$' | sed -n 's/^ *Test *#[0-9]*: //p')
-for name in $(sed -n '/^set(tandem_smoke_tests/,/)/p' "$source/test/CMakeLists.txt" | tr -d '()' | sed 's/^settandem_smoke_tests//'); do
+listed=$(sed -n '/^set(tandem_smoke_tests/,/)/p' "$source/test/CMakeLists.txt" | tr -d '()' | sed 's/^settandem_smoke_tests//')
+for name in $listed; do
   grep -qxF "$name" <<<"$labelled" || fail "$name is no test of label smoke: there is none of that name"
 done
 
@@ -46,7 +47,16 @@ for arguments in nonsense 'release nonsense' --gpu; do
   [ "$status" -eq 2 ] || fail "./dev build $arguments: exit code $status"
   grep -q "unknown argument ${arguments##* }" <<<"$message" || fail "./dev build $arguments: $message"
 done
+# The ten slowest tests, by a file as ctest writes it.
+times=$(mktemp)
+for i in {1..12}; do echo "	<testcase name=\"t$i\" classname=\"t$i\" time=\"$i.5\" status=\"run\">"; done >"$times"
+slowest=$(bash -c "$(sed -n '/^slowest()/,/^}/p' "$source/dev"); slowest '$times'")
+grep -q '12.5 s  t12' <<<"$slowest" && grep -q '3.5 s  t3' <<<"$slowest" && ! grep -q 't2$' <<<"$slowest" ||
+  fail "./dev: the slowest tests: $slowest"
+echo '<testsuite/>' >"$times"
+[ -z "$(bash -c "$(sed -n '/^slowest()/,/^}/p' "$source/dev"); slowest '$times'")" ] || fail './dev: no test is slow'
+rm "$times"
 message=$("$source/dev" test smoke fast 2>&1)
 status=$?
-[ "$status" -eq 2 ] && grep -q 'unknown argument fast' <<<"$message" || fail "./dev test smoke fast: exit code $status: $message"
+[ "$status" -eq 2 ] && grep -q 'unknown argument fast' <<<"$message" || fail "./dev test smoke fast: $status: $message"
 finish

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""What can be completed, read from the help texts of the programs (docs/man/help): commands, the words behind them, flags and
-their values."""
+"""What can be completed, read from the help texts of the programs (docs/man/help): commands, the words behind them, flags
+and their values."""
 import dataclasses
 import re
 

@@ -85,7 +85,8 @@ def scope_case(scope):
 
 def value_case(scope, flag):
     if flag.words:
-        return f"    '{scope.name} {flag.name}') kind={'list' if flag.is_list else 'word'} values='{' '.join(flag.words)}' ;;"
+        kind = "list" if flag.is_list else "word"
+        return f"    '{scope.name} {flag.name}') kind={kind} values='{' '.join(flag.words)}' ;;"
     kind = "file" if flag.takes_file else "folder" if flag.takes_folder else "other"
     return f"    '{scope.name} {flag.name}') kind={kind} ;;"
 

@@ -22,7 +22,7 @@ PROGRAMS = ["tandem", "tandem-info", "tandem-plan", "tandem-patterns", "tandem-b
 
 
 def files_of(root, programs):
-    """The texts of all files, by their paths; of a program whose completion is in another file a path, which it is a link to."""
+    """The texts of all files, by their paths; of what is in another file a path, which it is a link to."""
     folder = root / "docs/man/help"
     parts = ["tandem-patterns-profile"]
     texts = {name: (folder / f"{name}.txt").read_text() for name in PROGRAMS + parts
