@@ -42,7 +42,9 @@ std::vector<std::string> key_types() {
 }
 
 void EngineOptions::declare(Flags* flags) {
-  flags->text("--model", "DIR", "Hugging Face model: config.json and model.safetensors (or its index and shards)",
+  flags->text("--model", "DIR",
+              "Llama-family model whose tokens are bytes, as Hugging Face stores it: config.json and model.safetensors\n"
+              "(or its index and shards)",
               &model_directory);
   flags->choice("--kv-type", "storage type of keys and values (default bf16)", key_types(), &k_type, 1);
   flags->choice("--v-type", "storage type of values where it differs", key_types(), &v_type, 1);
@@ -50,7 +52,7 @@ void EngineOptions::declare(Flags* flags) {
                 {"default", "hadamard", "none"}, &k_rotation);
   flags->choice("--rope", "who rotates keys and queries (default runtime)", {"runtime", "library"}, &rope);
   flags->integer("--chunk", "tokens per prefill chunk (default 512)", 1, 65536, &chunk_tokens);
-  flags->integer("--threads", "worker threads (default 0: what the process may use)", 0, 4096, &n_threads);
+  flags->integer("--threads", "CPU workers (default 0: affinity mask and quota decide)", 0, 4096, &n_threads);
   flags->choice("--device", "where the model runs (default cpu); with cuda Tandem's window is there as well",
                 {"cpu", "cuda"}, &place);
   flags->text("--backend-path", "FILE", "Tandem's module for --device cuda (looked for by the library)", &backend_path);
