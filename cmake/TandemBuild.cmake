@@ -20,10 +20,23 @@ function(tandem_target_defaults target)
   endif()
 endfunction()
 
+# The programs that are built, by the names that users know.
+function(tandem_program_names out)
+  set(names "")
+  foreach(program front info plan patterns bench generate demo)
+    if(TARGET tandem-${program})
+      list(APPEND names tandem-${program})
+    endif()
+  endforeach()
+  list(TRANSFORM names REPLACE "^tandem-front$" tandem)
+  set(${out} ${names} PARENT_SCOPE)
+endfunction()
+
 # tandem_test(NAME name SOURCES a.cc… [LABEL fast|package|full|device] [INTERNAL] [HOT] [EMULATED] [TIMEOUT s] [ENVIRONMENT A=b…])
 # A cmocka program. INTERNAL links the objects of the library (private symbols), otherwise the shared library. HOT: it computes
 # much itself and is optimised as the library is; the others are sooner built than run. EMULATED: part of what runs on an
-# emulated processor too (label and target `emulated`). The target `fast` builds what the tests of label fast need.
+# emulated processor too (label and target `emulated`). The target `fast` builds what the tests of label fast need,
+# `smoke` what those need that test/CMakeLists.txt lists (label smoke).
 function(tandem_test)
   cmake_parse_arguments(arg "INTERNAL;HOT;EMULATED" "NAME;LABEL;TIMEOUT" "SOURCES;ENVIRONMENT;LIBRARIES" ${ARGN})
   if(NOT arg_LABEL)
@@ -55,6 +68,10 @@ function(tandem_test)
   if(arg_EMULATED)
     list(APPEND arg_LABEL emulated)
     add_dependencies(emulated ${arg_NAME})
+  endif()
+  if(arg_NAME IN_LIST tandem_smoke_tests)
+    list(APPEND arg_LABEL smoke)
+    add_dependencies(smoke ${arg_NAME})
   endif()
   set_tests_properties(${arg_NAME} PROPERTIES LABELS "${arg_LABEL}" TIMEOUT ${arg_TIMEOUT} ENVIRONMENT "${arg_ENVIRONMENT}")
 endfunction()

@@ -19,13 +19,7 @@ endif()
 message(STATUS "Man pages: made by Python ${Python3_VERSION}, installed into ${CMAKE_INSTALL_MANDIR}; as HTML into "
                "${CMAKE_INSTALL_DOCDIR}/html")
 
-set(tandem_man_programs "")
-foreach(program front info plan patterns bench generate demo)
-  if(TARGET tandem-${program})
-    list(APPEND tandem_man_programs tandem-${program})
-  endif()
-endforeach()
-list(TRANSFORM tandem_man_programs REPLACE "^tandem-front$" tandem)
+tandem_program_names(tandem_man_programs)
 list(JOIN tandem_man_programs "," tandem_man_programs)
 
 file(GLOB tandem_man_sources ${PROJECT_SOURCE_DIR}/include/tandem/*.h ${PROJECT_SOURCE_DIR}/docs/man/*

@@ -65,4 +65,7 @@ foreach(component ${CPACK_COMPONENTS_ALL})
   endforeach()
   file(REMOVE ${root}/usr/share/doc/tandem/LICENSE) # the copyright file has it
   compress_pages(${root}/usr/share/man)
+  if(IS_DIRECTORY ${root}/usr/share/zsh/site-functions) # Debian's zsh looks there for what packages bring
+    file(RENAME ${root}/usr/share/zsh/site-functions ${root}/usr/share/zsh/vendor-completions)
+  endif()
 endforeach()

@@ -4,6 +4,7 @@
 
 #include "data_file.h"
 #include "demo.h"
+#include "interrupt.h"
 #include "llama_config.h"
 #include "picture.h"
 #include "program.h"
@@ -44,12 +45,22 @@ Failure check_files(const DemoOptions& options) {
   return options.engine.check_machine();
 }
 
+std::vector<std::string> policy_names_of(const DemoOptions& options) {
+  std::vector<std::string> names;
+  for (const std::string& name : split_names(options.policies)) {
+    PolicyOptions policy;
+    policy.set(name);
+    names.push_back(policy.policy);
+  }
+  return names;
+}
+
 // A flag of another mode is refused rather than left unused.
 Failure check_modes(const DemoOptions& options, const Flags& flags) {
   if (!options.loss_file.empty() && !options.one_pair)
     GENERATE_TRY(flags.refuse_given({"--v-type"}, "is the second of a pair, whose first is --kv-type, with --loss"));
   if (options.n_depths > 0 || options.n_numbers > 0)
-    GENERATE_TRY(flags.refuse_given({"--decode"}, "is unused with --passkey and --numbers"));
+    GENERATE_TRY(flags.refuse_given({"--decode", "--pictures"}, "is unused with --passkey and --numbers"));
   if (!options.loss_file.empty())
     return flags.refuse_given(
         {"--policies", "--text", "--seed", "--window", "--sinks", "--alpha", "--beta", "--halo", "--pruning", "--patterns",
@@ -57,6 +68,7 @@ Failure check_modes(const DemoOptions& options, const Flags& flags) {
         "is unused with --loss");
   if (options.curve_file.empty()) {
     GENERATE_TRY(flags.refuse_given({"--offset"}, "is for --curve and --loss alone"));
+    GENERATE_TRY(check_policy_flags(flags, policy_names_of(options), options.engine.place != kCpu));
     return flags.refuse_given({"--betas", "--windows"}, "is for --curve alone");
   }
   return flags.refuse_given(
@@ -70,6 +82,7 @@ Failure serve(DemoOptions* options) {
   if (options->n_decode == 0) options->n_decode = options->curve_file.empty() ? 256 : 1024;
   GENERATE_TRY(as_usage(check(*options)));
   GENERATE_TRY(check_files(*options));
+  catch_interrupts();
   if (!options->loss_file.empty()) return run_loss(*options);
   Runtime runtime;
   GENERATE_TRY(runtime.open(options->engine));
@@ -111,15 +124,15 @@ Failure run(int argc, char** argv) {
   options.engine.declare(&flags);
   options.policy.declare(&flags);
   flags.toggle("--json", "JSON instead of tables", &options.json);
-  bool help_wanted = false;
-  GENERATE_TRY(flags.parse(argc, argv, &help_wanted));
+  Asked asked = Asked::kNothing;
+  GENERATE_TRY(flags.parse(argc, argv, &asked));
+  if (asked == Asked::kHelp)
+    std::printf("%s\nHere the window is 1024, sinks 64 and beta 1 unless given.\n", flags.help().c_str());
+  if (asked == Asked::kVersion) std::fputs(version_text("tandem-demo").c_str(), stdout);
+  if (asked != Asked::kNothing) return {};
   options.one_pair = flags.given("--kv-type");
-  if (!help_wanted) {
-    GENERATE_TRY(check_modes(options, flags));
-    return serve(&options);
-  }
-  std::printf("%s\nHere the window is 1024, sinks 64 and beta 1 unless given.\n", flags.help().c_str());
-  return {};
+  GENERATE_TRY(check_modes(options, flags));
+  return serve(&options);
 }
 
 }  // namespace

@@ -64,6 +64,7 @@ Failure run_passkey(const DemoOptions& options, Runtime* runtime) {
     // As in the training's evaluation, the last place leaves 300 bytes behind it.
     const int64_t place = line_end_before(text, (n_text - 300) * (2 * i + 1) / (2 * options.n_depths));
     AppendOptions append;
+    append.label = "prefill";
     append.more_follows = true;
     if (place > base.n_tokens)
       GENERATE_TRY(runtime->append(&base, std::string_view(text).substr(base.n_tokens, place - base.n_tokens), append));

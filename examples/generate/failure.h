@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // What went wrong, as a value: one line naming the file or flag and the field; empty when nothing did.
-// A usage failure, exit code 2, is a command line that is wrong whatever the machine and the files are.
+// A usage failure, exit code 2, is a command line that is wrong whatever the machine and the files are. An interruption is
+// Ctrl-C or SIGTERM (interrupt.h).
 #ifndef EXAMPLES_GENERATE_FAILURE_H_
 #define EXAMPLES_GENERATE_FAILURE_H_
 
@@ -13,7 +14,7 @@ namespace generate {
 
 struct [[nodiscard]] Failure {
   std::string message;
-  bool is_usage = false;
+  bool is_usage = false, is_interruption = false;
   explicit operator bool() const { return !message.empty(); }
 };
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "flags.h"
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <cstdio>
@@ -40,7 +41,17 @@ Failure parse_real(const std::string& flag, std::string_view text, double low, d
   return {};
 }
 
+std::string joined(const std::vector<std::string>& words, const char* separator) {
+  std::string out;
+  for (const std::string& word : words) out += (out.empty() ? "" : separator) + word;
+  return out;
+}
+
 }  // namespace
+
+Failure none_of(const std::string& flag, std::string_view given, const std::vector<std::string>& words) {
+  return {flag + ": " + quoted(given) + " is none of " + joined(words, ", ") + did_you_mean(given, words)};
+}
 
 void Flags::text(const char* name, const char* value_name, const char* help, std::string* value) {
   const std::string flag = name;
@@ -72,16 +83,20 @@ void Flags::real(const char* name, const char* help, double low, double high, do
 
 void Flags::choice(const char* name, const char* help, std::vector<std::string> words, int32_t* value, int32_t first) {
   const std::string flag = name;
-  std::string value_name;
-  for (const std::string& word : words) value_name += (value_name.empty() ? "" : "|") + word;
-  flags_.push_back({name, value_name, help, [=](std::string_view given) -> Failure {
-                      for (size_t i = 0; i < words.size(); ++i) {
-                        if (words[i] == given) {
-                          *value = first + static_cast<int32_t>(i);
-                          return {};
-                        }
-                      }
-                      return {flag + ": " + quoted(given) + " is none of " + value_name};
+  flags_.push_back({name, joined(words, "|"), help, [=](std::string_view given) -> Failure {
+                      const auto word = std::find(words.begin(), words.end(), given);
+                      if (word == words.end()) return none_of(flag, given, words);
+                      *value = first + static_cast<int32_t>(word - words.begin());
+                      return {};
+                    }});
+}
+
+void Flags::choice(const char* name, const char* help, std::vector<std::string> words, std::string* value) {
+  const std::string flag = name;
+  flags_.push_back({name, joined(words, "|"), help, [=](std::string_view given) -> Failure {
+                      if (std::find(words.begin(), words.end(), given) == words.end()) return none_of(flag, given, words);
+                      *value = given;
+                      return {};
                     }});
 }
 
@@ -113,13 +128,27 @@ const Flags::Flag* Flags::find(std::string_view name) const {
   return nullptr;
 }
 
-Failure Flags::parse(int argc, char** argv, bool* help_wanted) { return as_usage(parse_all(argc, argv, help_wanted)); }
+Failure Flags::parse(int argc, char** argv, Asked* asked) {
+  *asked = asked_for(argc - 1, argv + 1, [&](std::string_view word) {
+    const Flag* flag = find(word);
+    return flag != nullptr && !flag->value_name.empty();
+  });
+  return *asked == Asked::kNothing ? as_usage(parse_all(argc, argv)) : Failure{};
+}
 
-Failure Flags::parse_all(int argc, char** argv, bool* help_wanted) {
-  *help_wanted = false;
-  for (int i = 1; i < argc; ++i)
-    if (std::string_view(argv[i]) == "--help" || std::string_view(argv[i]) == "-h") *help_wanted = true;
-  if (*help_wanted) return {};
+// A word without dashes may be one whose dashes were forgotten.
+Failure Flags::unknown(std::string_view name) const {
+  constexpr const char* kMore = "; --help lists the flags";
+  if (!name.starts_with("-")) {
+    const std::string dashed = "--" + std::string(name);
+    return {"unexpected argument " + quoted(name) + (find(dashed) ? " (did you mean " + dashed + "?)" : "") + kMore};
+  }
+  std::vector<std::string> names = {"--help", "--version"};
+  for (const Flag& known : flags_) names.push_back(known.name);
+  return {"unknown flag " + std::string(name) + did_you_mean(name, names) + kMore};
+}
+
+Failure Flags::parse_all(int argc, char** argv) {
   for (int i = 1; i < argc; ++i) {
     std::string_view name = argv[i], value;
     const size_t equals = name.find('=');
@@ -129,11 +158,8 @@ Failure Flags::parse_all(int argc, char** argv, bool* help_wanted) {
       name = name.substr(0, equals);
     }
     const Flag* flag = find(name);
-    if (flag == nullptr) {
-      std::vector<std::string> names;
-      for (const Flag& known : flags_) names.push_back(known.name);
-      return {std::string(name) + ": unknown flag" + did_you_mean(name, names) + "; --help lists them"};
-    }
+    if (flag == nullptr) return unknown(name);
+    if (given(flag->name.c_str())) return {flag->name + ": is given twice"};
     if (flag->value_name.empty()) {
       if (attached) return {flag->name + ": takes no value, got " + quoted(value)};
     } else if (!attached) {
@@ -161,7 +187,8 @@ std::string Flags::help() const {
     for (const char c : flag.help) line += c == '\n' ? "\n" + std::string(kColumn, ' ') : std::string(1, c);
     out += line + "\n";
   }
-  return out + "  --help" + std::string(kColumn - 8, ' ') + "this text\n";
+  return out + "  --help" + std::string(kColumn - 8, ' ') + "this text, also -h\n" +  //
+         "  --version" + std::string(kColumn - 11, ' ') + "the version of the program\n";
 }
 
 }  // namespace generate

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Command lines: every flag is declared once, with its range and its line of help. What is not declared, out of range or
-// not a number is refused by a message that names flag and value.
+// Command lines: every flag is declared once, with its range and its line of help. What is not declared, given twice, out of
+// range or not a number is refused by a message that names flag and value.
 #ifndef EXAMPLES_GENERATE_FLAGS_H_
 #define EXAMPLES_GENERATE_FLAGS_H_
 
@@ -13,8 +13,12 @@
 #include <vector>
 
 #include "failure.h"
+#include "standard_flags.h"
 
 namespace generate {
+
+// "--policy: \"hgac\" is none of all, streaming, hgca (did you mean hgca?)"
+Failure none_of(const std::string& flag, std::string_view given, const std::vector<std::string>& words);
 
 class Flags {
  public:
@@ -25,12 +29,13 @@ class Flags {
   void real(const char* name, const char* help, double low, double high, double* value);
   // One of the given words; *value becomes its index, counted from `first`.
   void choice(const char* name, const char* help, std::vector<std::string> words, int32_t* value, int32_t first = 0);
+  void choice(const char* name, const char* help, std::vector<std::string> words, std::string* value);
   void toggle(const char* name, const char* help, bool* value);
   // Comma-separated numbers.
   void reals(const char* name, const char* help, double low, double high, std::vector<double>* values);
 
-  // *help_wanted: --help or -h was given (nothing else is looked at).
-  Failure parse(int argc, char** argv, bool* help_wanted);
+  // Where *asked is not kNothing, nothing else was looked at.
+  Failure parse(int argc, char** argv, Asked* asked);
   bool given(const char* name) const { return given_.count(name) != 0; }
   // Refuses the first of `names` that was given: " (why)" follows its name.
   Failure refuse_given(std::initializer_list<const char*> names, const std::string& why) const;
@@ -41,7 +46,8 @@ class Flags {
     std::string name, value_name, help;  // value_name empty: a toggle
     std::function<Failure(std::string_view)> take;
   };
-  Failure parse_all(int argc, char** argv, bool* help_wanted);
+  Failure parse_all(int argc, char** argv);
+  Failure unknown(std::string_view name) const;
   const Flag* find(std::string_view name) const;
 
   std::string usage_;

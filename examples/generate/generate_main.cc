@@ -6,7 +6,9 @@
 #include <nlohmann/json.hpp>
 
 #include "generation.h"
+#include "interrupt.h"
 #include "llama_config.h"
+#include "model_shapes.h"
 #include "program.h"
 #include "shapes_run.h"
 #include "text_file.h"
@@ -135,10 +137,13 @@ void print_device(const DeviceMemoryReport& device) {
       mb(weights.streamed_bytes), static_cast<long long>(weights.n_ahead), static_cast<long long>(weights.n_streamed_uses));
 }
 
-void print_json(const Request& request, const Outcome& outcome, const DeviceMemoryReport& device) {
+// is_part: of what was done until Ctrl-C.
+void print_json(const Request& request, const Outcome& outcome, const DeviceMemoryReport& device, bool is_part) {
   Json json;
+  if (is_part) json["interrupted"] = true;
   if (request.score_file.empty()) json["answer"] = outcome.answer;
   if (outcome.bits_per_byte >= 0) json["bits_per_byte"] = outcome.bits_per_byte;
+  if (outcome.bits_per_byte >= 0) json["scored_bytes"] = outcome.n_scored;
   json["policy"] = request.policy.policy;
   json["prefill_tokens"] = outcome.prefill.n_tokens;
   json["prefill_tokens_per_second"] = outcome.prefill.tokens_per_second();
@@ -159,9 +164,12 @@ void print_json(const Request& request, const Outcome& outcome, const DeviceMemo
   std::printf("%s\n", json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace).c_str());
 }
 
-void print_text(const Request& request, const Outcome& outcome) {
-  if (request.score_file.empty()) std::printf("\n");
+void print_text(const Request& request, const Outcome& outcome, bool is_part) {
+  if (request.score_file.empty() && !outcome.answer.empty()) std::printf("\n");
   if (outcome.bits_per_byte >= 0) std::printf("bits per byte %.5f\n", outcome.bits_per_byte);
+  std::fflush(stdout);
+  if (is_part && outcome.n_scored > 0)
+    std::fprintf(stderr, "of %lld bytes only\n", static_cast<long long>(outcome.n_scored));
   std::fprintf(stderr, "prefill %lld tokens, %.0f tokens/s\n", static_cast<long long>(outcome.prefill.n_tokens),
                outcome.prefill.tokens_per_second());
   if (outcome.pair_share >= 0) std::fprintf(stderr, "its heads attended %.1f %% of the pairs\n", 100 * outcome.pair_share);
@@ -175,6 +183,7 @@ Failure serve_shapes(const Request& request) {
   const ShapesRun shapes{request.score_context, request.n_prefill, request.sampling.n_predict, request.policy.routes.route};
   PolicyOptions policy = request.policy;
   policy.window_tokens = window_of(request.engine, policy, shapes.longest());
+  catch_interrupts();
   Runtime runtime;
   GENERATE_TRY(runtime.open(request.engine));
   Session session;
@@ -225,6 +234,7 @@ Failure serve(Request* request) {
   if (!request->score_file.empty()) GENERATE_TRY(score_slice(*request, text, &slice));
   GENERATE_TRY(check_tokens(*request, text));
 
+  catch_interrupts();
   Runtime runtime;
   GENERATE_TRY(runtime.open(request->engine));
   Session session;
@@ -233,28 +243,48 @@ Failure serve(Request* request) {
   GENERATE_TRY(runtime.new_sequence(&context.sequence));
 
   Outcome outcome;
+  Failure stopped;
   if (request->score_file.empty()) {
-    if (!request->json) {
+    if (request->json) {
+      request->sampling.label = "decode";
+    } else {
       request->sampling.on_token = [](char token) -> Failure {
         std::putchar(static_cast<unsigned char>(token));
         return std::fflush(stdout) == 0 ? Failure{} : Failure{"stdout: cannot be written"};
       };
     }
-    GENERATE_TRY(generate_text(&runtime, &context, text, request->sampling, &outcome));
+    stopped = generate_text(&runtime, &context, text, request->sampling, &outcome);
   } else if (request->decode_last > 0) {
-    GENERATE_TRY(score_decode(&runtime, &context, slice, request->decode_last, &outcome));
+    stopped = score_decode(&runtime, &context, slice, request->decode_last, &outcome);
   } else {
-    GENERATE_TRY(score_text(&runtime, &context, slice, &outcome));
+    stopped = score_text(&runtime, &context, slice, &outcome);
   }
+  if (stopped && !stopped.is_interruption) return stopped;
   DeviceMemoryReport device;
   GENERATE_TRY(runtime.device_memory(request->policy, context.n_tokens, &device));
   if (request->json) {
-    print_json(*request, outcome, device);
+    print_json(*request, outcome, device, static_cast<bool>(stopped));
   } else {
-    print_text(*request, outcome);
+    print_text(*request, outcome, static_cast<bool>(stopped));
     print_device(device);
   }
-  return {};
+  return stopped;
+}
+
+// Flags that would change nothing are refused.
+Failure check_flags(const Flags& flags, const Request& request) {
+  const bool scores_alone = !request.score_file.empty() && request.prompt.empty() && request.prompt_file.empty();
+  if (scores_alone) GENERATE_TRY(flags.refuse_given({"--n-predict", "--temperature", "--seed"}, "is unused with --score"));
+  if (request.engine.shapes.empty()) {
+    GENERATE_TRY(flags.refuse_given({"--tokens", "--prefill"}, "is for --shapes alone"));
+    if (request.sampling.temperature == 0)
+      GENERATE_TRY(flags.refuse_given({"--seed"}, "is unused with --temperature 0: the most likely token is taken"));
+  } else {
+    GENERATE_TRY(
+        flags.refuse_given({"--n-predict", "--temperature", "--offset", "--decode-last"}, "is unused with --shapes"));
+  }
+  GENERATE_TRY(as_usage(request.policy.routes.check(flags, request.engine, request.policy)));
+  return check_policy_flags(flags, {request.policy.policy}, request.engine.place != kCpu);
 }
 
 Failure run(int argc, char** argv) {
@@ -273,8 +303,8 @@ Failure run(int argc, char** argv) {
   flags.integer("--tokens", "the same, with --shapes", 1, kMax, &request.sampling.n_predict);
   flags.integer("--prefill", "with --shapes: the last N tokens of --context are computed, and timed", 1, kMax,
                 &request.n_prefill);
-  flags.text("--shapes", "NAME", "time decode steps of random weights in the shapes of a model (llama-3-8b, llama-3.2-1b)",
-             &request.engine.shapes);
+  flags.choice("--shapes", "time decode steps of random weights in the shapes of a model", model_shape_names(),
+               &request.engine.shapes);
   flags.real("--temperature", "0 (default): the most likely token; above: sampling", 0, 100, &request.sampling.temperature);
   flags.integer("--seed", "of the sampling, or of random weights (default 0)", 0, INT64_MAX, &request.sampling.seed);
   flags.text("--score", "FILE", "bits per byte over the second half of --context bytes", &request.score_file);
@@ -282,27 +312,17 @@ Failure run(int argc, char** argv) {
   flags.integer("--context", "bytes to score over; with --shapes: tokens that are there", 2, kMax, &request.score_context);
   flags.integer("--decode-last", "instead of the second half: the last N bytes, one decode step each", 1, kMax,
                 &request.decode_last);
-  flags.text("--policy", "NAME", "which keys are attended: all (default), streaming, hgca, hip", &request.policy.policy);
+  flags.choice("--policy", "which keys are attended (default all)", policy_names(), &request.policy.policy);
   request.policy.declare(&flags);
   request.policy.routes.declare(&flags);
   flags.toggle("--json", "one JSON object instead of text", &request.json);
-  bool help_wanted = false;
-  GENERATE_TRY(flags.parse(argc, argv, &help_wanted));
-  if (help_wanted) {
-    std::printf("%s", flags.help().c_str());
+  Asked asked = Asked::kNothing;
+  GENERATE_TRY(flags.parse(argc, argv, &asked));
+  if (asked != Asked::kNothing) {
+    std::fputs(asked == Asked::kVersion ? version_text("tandem-generate").c_str() : flags.help().c_str(), stdout);
     return {};
   }
-  const bool scores_alone = !request.score_file.empty() && request.prompt.empty() && request.prompt_file.empty();
-  if (scores_alone) GENERATE_TRY(flags.refuse_given({"--n-predict", "--temperature", "--seed"}, "is unused with --score"));
-  if (request.engine.shapes.empty())
-    GENERATE_TRY(flags.refuse_given({"--tokens", "--prefill"}, "is for --shapes alone"));
-  else
-    GENERATE_TRY(
-        flags.refuse_given({"--n-predict", "--temperature", "--offset", "--decode-last"}, "is unused with --shapes"));
-  GENERATE_TRY(as_usage(request.policy.routes.check(flags, request.engine, request.policy)));
-  if (request.policy.policy != "hip") GENERATE_TRY(flags.refuse_given({"--pruning"}, "is for --policy hip alone"));
-  if (request.policy.policy != "patterns")
-    GENERATE_TRY(flags.refuse_given({"--patterns", "--max-distance"}, "is for --policy patterns alone"));
+  GENERATE_TRY(check_flags(flags, request));
   request.engine.keeps_hidden = request.policy.routes.recomputes();
   request.engine.x_type = request.policy.routes.x_type;
   request.engine.seed = request.sampling.seed;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "progress_bar.h"
 #include "sampler.h"
 
 namespace generate {
@@ -68,8 +69,10 @@ Failure WorkMeter::finish(const Context& context, Work* work) const {
 
 Failure continue_text(Runtime* runtime, Context* context, const SamplingOptions& options, Outcome* outcome) {
   Sampler sampler(options.temperature, static_cast<uint64_t>(options.seed));
+  ProgressBar bar(options.label, options.n_predict, "tokens");
   const WorkMeter meter(*context);
-  for (int64_t i = 0; i < options.n_predict; ++i) {
+  Failure stopped;
+  for (int64_t i = 0; i < options.n_predict && !stopped; ++i) {
     const int32_t best = runtime->most_likely();
     if (best < 0) return not_finite(*runtime, context->n_tokens);
     const bool samples = options.temperature > 0;
@@ -77,10 +80,13 @@ Failure continue_text(Runtime* runtime, Context* context, const SamplingOptions&
         static_cast<char>(samples ? sampler.sample(runtime->last_logits(), runtime->config().vocab_size) : int64_t{best});
     outcome->answer.push_back(token);
     if (options.on_token) GENERATE_TRY(options.on_token(token));
-    if (i + 1 < options.n_predict) GENERATE_TRY(runtime->step_byte(context, token));
+    if (i + 1 < options.n_predict) stopped = runtime->step_byte(context, token);
+    if (stopped && !stopped.is_interruption) return stopped;
+    bar.show(i + 1);
   }
   GENERATE_TRY(meter.finish(*context, &outcome->decode));
-  return finish(*context, outcome);
+  GENERATE_TRY(finish(*context, outcome));
+  return stopped;
 }
 
 Failure generate_text(Runtime* runtime, Context* context, std::string_view prompt, const SamplingOptions& options,
@@ -88,9 +94,10 @@ Failure generate_text(Runtime* runtime, Context* context, std::string_view promp
   const WorkMeter meter(*context);
   AppendOptions append;
   append.label = "prefill";
-  GENERATE_TRY(runtime->append(context, prompt, append));
+  const Failure stopped = runtime->append(context, prompt, append);
+  if (stopped && !stopped.is_interruption) return stopped;
   GENERATE_TRY(meter.finish(*context, &outcome->prefill));
-  return continue_text(runtime, context, options, outcome);
+  return stopped ? stopped : continue_text(runtime, context, options, outcome);
 }
 
 Failure score_text(Runtime* runtime, Context* context, std::string_view text, Outcome* outcome) {
@@ -105,13 +112,16 @@ Failure score_text(Runtime* runtime, Context* context, std::string_view text, Ou
     const float* logits = runtime->logits(from - first, n_scored);
     for (int64_t i = 0; i < n_scored; ++i)
       bits += bits_of(logits + i * vocab_size, vocab_size, static_cast<uint8_t>(text[from + i + 1]));
+    outcome->n_scored += n_scored;
   };
   const WorkMeter meter(*context);
-  GENERATE_TRY(runtime->append(context, text.substr(0, n_context), append));
+  const Failure stopped = runtime->append(context, text.substr(0, n_context), append);
+  if (stopped && !stopped.is_interruption) return stopped;
   GENERATE_TRY(meter.finish(*context, &outcome->prefill));
   GENERATE_TRY(check_bits(*runtime, *context, bits));
-  outcome->bits_per_byte = bits / static_cast<double>(n_context - first_scored);
-  return finish(*context, outcome);
+  if (outcome->n_scored > 0) outcome->bits_per_byte = bits / static_cast<double>(outcome->n_scored);
+  GENERATE_TRY(finish(*context, outcome));
+  return stopped;
 }
 
 Failure score_decode(Runtime* runtime, Context* context, std::string_view text, int64_t n_decode, Outcome* outcome) {
@@ -119,18 +129,24 @@ Failure score_decode(Runtime* runtime, Context* context, std::string_view text, 
   AppendOptions append;
   append.label = "prefill";
   const WorkMeter prefill_meter(*context);
-  GENERATE_TRY(runtime->append(context, text.substr(0, n_prefill), append));
+  Failure stopped = runtime->append(context, text.substr(0, n_prefill), append);
+  if (stopped && !stopped.is_interruption) return stopped;
   GENERATE_TRY(prefill_meter.finish(*context, &outcome->prefill));
   double bits = 0;
+  ProgressBar bar("decode", n_decode, "tokens");
   const WorkMeter decode_meter(*context);
-  for (int64_t i = n_prefill; i < n_prefill + n_decode; ++i) {
-    GENERATE_TRY(runtime->step_byte(context, text[i]));
+  for (int64_t i = n_prefill; i < n_prefill + n_decode && !stopped; ++i) {
+    stopped = runtime->step_byte(context, text[i]);
+    if (stopped && !stopped.is_interruption) return stopped;
+    if (stopped) break;
     bits += bits_of(runtime->last_logits(), vocab_size, static_cast<uint8_t>(text[i + 1]));
+    bar.show(++outcome->n_scored);
   }
   GENERATE_TRY(decode_meter.finish(*context, &outcome->decode));
   GENERATE_TRY(check_bits(*runtime, *context, bits));
-  outcome->bits_per_byte = bits / static_cast<double>(n_decode);
-  return finish(*context, outcome);
+  if (outcome->n_scored > 0) outcome->bits_per_byte = bits / static_cast<double>(outcome->n_scored);
+  GENERATE_TRY(finish(*context, outcome));
+  return stopped;
 }
 
 }  // namespace generate

@@ -40,6 +40,7 @@ class WorkMeter {
 struct Outcome {
   std::string answer;
   double bits_per_byte = -1;  // -1: not scored
+  int64_t n_scored = 0;       // bytes
   Work prefill, decode;
   double selected_share = -1;  // of the keys outside window and sinks, now; -1: there are none
   double pair_share = -1;      // of the pairs of a query and a key, those that heads with patterns attended; -1: likewise
@@ -50,10 +51,13 @@ struct SamplingOptions {
   double temperature = 0;
   int64_t seed = 0;
   std::function<Failure(char)> on_token;  // as they come; a failure ends it
+  std::string label;                      // of the progress bar; empty: none
 };
 
 // Refuses bits of text that came out of logits which are no numbers.
 Failure check_bits(const Runtime& runtime, const Context& context, double bits);
+
+// After an interruption the outcome of these four is that of what has been done.
 
 // Continues the text in `context`, whose last logits must be at hand.
 Failure continue_text(Runtime* runtime, Context* context, const SamplingOptions& options, Outcome* outcome);

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "model_shapes.h"
 
+#include "flags.h"
+
 namespace generate {
 namespace {
 
@@ -17,10 +19,14 @@ constexpr Shapes kShapes[] = {
 
 }  // namespace
 
+std::vector<std::string> model_shape_names() {
+  std::vector<std::string> names;
+  for (const Shapes& shapes : kShapes) names.emplace_back(shapes.name);
+  return names;
+}
+
 Failure find_model_shapes(ModelConfig* config, const std::string& name) {
-  std::string known;
   for (const Shapes& shapes : kShapes) {
-    known += (known.empty() ? "" : ", ") + std::string(shapes.name);
     if (name != shapes.name) continue;
     config->model_type = "llama";
     config->n_layers = shapes.n_layers;
@@ -35,7 +41,7 @@ Failure find_model_shapes(ModelConfig* config, const std::string& name) {
     config->tied_embeddings = shapes.tied_embeddings;
     return {};
   }
-  return {"--shapes: \"" + name + "\" is none of " + known};
+  return none_of("--shapes", name, model_shape_names());
 }
 
 }  // namespace generate

@@ -4,12 +4,14 @@
 #define EXAMPLES_GENERATE_MODEL_SHAPES_H_
 
 #include <string>
+#include <vector>
 
 #include "failure.h"
 #include "llama_config.h"
 
 namespace generate {
 
+std::vector<std::string> model_shape_names();
 // Refuses a name that is not in the list, which the message gives.
 Failure find_model_shapes(ModelConfig* config, const std::string& name);
 

@@ -7,6 +7,8 @@
 #include <cstdlib>
 #include <exception>
 
+#include "interrupt.h"
+
 namespace generate {
 
 namespace {
@@ -33,7 +35,10 @@ int run_program(const char* name, int argc, char** argv, Failure (*run)(int argc
   // Names out of files reach this line: it stays one line, and sends nothing to the terminal but text.
   for (char& c : failure.message)
     if (static_cast<unsigned char>(c) < 32 || c == 127) c = '?';
+  if (failure.is_interruption && isatty(STDOUT_FILENO)) std::putchar('\n');  // behind half a row, and ^C
+  std::fflush(stdout);
   std::fprintf(stderr, "%s: %s\n", name, failure.message.c_str());
+  if (failure.is_interruption) return interrupt_exit_code();
   return failure.is_usage ? 2 : 1;
 }
 

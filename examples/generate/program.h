@@ -6,8 +6,8 @@
 
 namespace generate {
 
-// Exit code 0, or after one line on stderr 2 for a usage failure and 1 for any other. Exceptions (no memory, oneDNN) are
-// failures too.
+// Exit code 0, or after one line on stderr 2 for a usage failure, 130 for Ctrl-C and 1 for any other. Exceptions (no memory,
+// oneDNN) are failures too.
 int run_program(const char* name, int argc, char** argv, Failure (*run)(int argc, char** argv));
 
 }  // namespace generate

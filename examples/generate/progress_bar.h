@@ -8,11 +8,12 @@
 
 namespace generate {
 
-// "prefill [########        ]  50 %  8192 tokens  2100 tokens/s" on stderr: where that is a terminal, or when forced.
-// Gone when the object goes.
+// "prefill [########        ]  50 %  8192 tokens  2100 tokens/s  4 s left" on stderr: where that is a terminal that can
+// erase a line and the work has lasted a second, or at once when forced. Gone when the object goes.
 class ProgressBar {
  public:
-  ProgressBar(const char* label, int64_t n_tokens, bool forced);
+  // An empty label: no bar.
+  ProgressBar(std::string label, int64_t n_units, const char* unit, bool forced = false);
   ~ProgressBar();
   ProgressBar(const ProgressBar&) = delete;
   ProgressBar& operator=(const ProgressBar&) = delete;
@@ -20,10 +21,17 @@ class ProgressBar {
 
  private:
   std::string label_;
-  int64_t n_tokens_;
-  bool shown_ = false, active_ = false, terminal_ = false;
-  std::chrono::steady_clock::time_point start_;
+  int64_t n_units_;
+  const char* unit_;
+  bool forced_, is_shown_ = false, is_active_ = false, is_terminal_ = false;
+  std::chrono::steady_clock::time_point start_, last_;
 };
+
+// "9 s", "2 min 5 s", "3 h 20 min"
+std::string duration_text(double seconds);
+
+// The line of a bar that is on the terminal now, whichever thread draws it.
+void erase_progress();
 
 }  // namespace generate
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "retrieval.h"
 
+#include "progress_bar.h"
 #include "sampler.h"
 
 namespace generate {
@@ -34,10 +35,12 @@ Failure enter(Runtime* runtime, const Context& prefilled, std::string_view tail,
 
 Failure score_known(Runtime* runtime, std::string_view text, int64_t first, int64_t n, Contestant* contestant) {
   const int64_t vocab_size = runtime->config().vocab_size;
+  ProgressBar bar("decode, " + contestant->policy.policy, n, "tokens", runtime->options().progress);
   const WorkMeter meter(contestant->context);
   for (int64_t i = first; i < first + n; ++i) {
     GENERATE_TRY(runtime->step_byte(&contestant->context, text[i]));
     contestant->bits += bits_of(runtime->last_logits(), vocab_size, static_cast<uint8_t>(text[i + 1]));
+    bar.show(i + 1 - first);
   }
   GENERATE_TRY(check_bits(*runtime, contestant->context, contestant->bits));
   Work work;

@@ -6,15 +6,15 @@
 namespace generate {
 namespace {
 
-constexpr const char* kRoutes[] = {"auto", "stream", "host", "recompute", "host+stream"};
+std::vector<std::string> route_names() { return {"auto", "host", "stream", "host+stream", "recompute"}; }
 
 }  // namespace
 
 void RouteOptions::declare(Flags* flags) {
-  flags->text("--route", "NAME",
-              "with --kv host: who attends keys outside the window: auto (default), host (the CPU), stream (they cross\n"
-              "the bus), host+stream, recompute (hidden states cross it, K and V are made of them)",
-              &route);
+  flags->choice("--route",
+                "with --kv host: who attends keys outside the window: auto (default), host (the CPU), stream (they cross\n"
+                "the bus), host+stream, recompute (hidden states cross it, K and V are made of them)",
+                route_names(), &route);
   flags->real("--stream-share", "with --route host+stream, which needs it: share of these keys that crosses the bus", 0, 1,
               &stream_share);
   flags->real("--recompute-share", "with --route recompute: share of these keys that is made (default 1)", 1e-9, 1,
@@ -32,14 +32,7 @@ Failure RouteOptions::check(const Flags& flags, const EngineOptions& engine, con
   if (has_all_keys(engine, policy))
     return {"--kv: \"host\" with --policy \"" + policy.policy + "\": the GPU has all keys then"};
   if (engine.eager) return {"--eager: is unused with --kv host, which decodes in calls of its own"};
-  std::string known;
-  bool is_known = route.empty();
-  for (const char* name : kRoutes) {
-    is_known = is_known || route == name;
-    known += (known.empty() ? "" : ", ") + std::string(name);
-  }
   const std::string given = "--route: \"" + route + "\"";
-  if (!is_known) return {given + " is none of " + known};
   if (route != "host+stream") GENERATE_TRY(flags.refuse_given({"--stream-share"}, "is for --route host+stream alone"));
   if (route == "host+stream" && stream_share < 0) return {given + " needs --stream-share"};
   if (!recomputes()) GENERATE_TRY(flags.refuse_given({"--recompute-share", "--x-type"}, "is for --route recompute alone"));

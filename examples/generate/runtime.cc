@@ -10,6 +10,7 @@
 #include "byte_tokenizer.h"
 #include "cpu_transformer.h"
 #include "cuda/cuda_transformer.h"
+#include "interrupt.h"
 #include "model_shapes.h"
 #include "progress_bar.h"
 
@@ -18,17 +19,15 @@ namespace {
 
 constexpr int64_t kMaxTokens = int64_t{1} << 40;
 
-// The names that Tandem knows, by index.
-template <typename Name>
-bool is_known(const std::string& word, Name name, std::string* known) {
-  for (int32_t i = 0; name(i) != nullptr; ++i) {
-    if (word == name(i)) return true;
-    *known += (i ? ", " : "") + std::string(name(i));
-  }
-  return false;
+std::vector<std::string> names_by_index(const char* (*name)(int32_t idx)) {
+  std::vector<std::string> names;
+  for (int32_t i = 0; name(i) != nullptr; ++i) names.emplace_back(name(i));
+  return names;
 }
 
 }  // namespace
+
+std::vector<std::string> policy_names() { return names_by_index(tandem_policy_name); }
 
 std::vector<std::string> storage_types() {
   std::vector<std::string> names;
@@ -43,7 +42,9 @@ std::vector<std::string> key_types() {
 }
 
 void EngineOptions::declare(Flags* flags) {
-  flags->text("--model", "DIR", "Hugging Face model: config.json and model.safetensors (or its index and shards)",
+  flags->text("--model", "DIR",
+              "Llama-family model whose tokens are bytes, as Hugging Face stores it: config.json and model.safetensors\n"
+              "(or its index and shards)",
               &model_directory);
   flags->choice("--kv-type", "storage type of keys and values (default bf16)", key_types(), &k_type, 1);
   flags->choice("--v-type", "storage type of values where it differs", key_types(), &v_type, 1);
@@ -51,7 +52,7 @@ void EngineOptions::declare(Flags* flags) {
                 {"default", "hadamard", "none"}, &k_rotation);
   flags->choice("--rope", "who rotates keys and queries (default runtime)", {"runtime", "library"}, &rope);
   flags->integer("--chunk", "tokens per prefill chunk (default 512)", 1, 65536, &chunk_tokens);
-  flags->integer("--threads", "worker threads (default 0: what the process may use)", 0, 4096, &n_threads);
+  flags->integer("--threads", "CPU workers (default 0: affinity mask and quota decide)", 0, 4096, &n_threads);
   flags->choice("--device", "where the model runs (default cpu); with cuda Tandem's window is there as well",
                 {"cpu", "cuda"}, &place);
   flags->text("--backend-path", "FILE", "Tandem's module for --device cuda (looked for by the library)", &backend_path);
@@ -67,12 +68,12 @@ void EngineOptions::declare(Flags* flags) {
                 "with --device cuda: where keys and values are; device (default): those of the window, and the CPU\n"
                 "attends the others; host: in host memory beyond the window, attended by --route, decode in calls",
                 {"device", "host"}, &kv_place);
-  flags->text("--isa", "NAME", "instruction set of the attention kernels (default: the best this processor has)", &isa);
+  flags->choice("--isa", "instruction set of the attention kernels (default: the best this processor has)",
+                names_by_index(tandem_cpu_isa_name), &isa);
   flags->toggle("--progress", "progress bar even when stderr is no terminal", &progress);
 }
 
 Failure EngineOptions::check() const {
-  std::string known;
   if (place == kCpu) {
     const std::string why = ": is for --device cuda alone";
     if (!backend_path.empty()) return {"--backend-path" + why};
@@ -82,8 +83,6 @@ Failure EngineOptions::check() const {
     if (kv_place != kOnDevice) return {"--kv: \"host\" is for --device cuda alone (on the CPU K and V always are)"};
   }
   if (resident_share > 0 && weights_place == kOnDevice) return {"--resident-share: is for --weights host alone"};
-  if (isa.empty()) return {};
-  if (!is_known(isa, tandem_cpu_isa_name, &known)) return {"--isa: \"" + isa + "\" is none of " + known};
   return {};
 }
 
@@ -126,11 +125,23 @@ void PolicyOptions::set(const std::string& name) {
 }
 
 Failure PolicyOptions::check(const char* flag) const {
-  std::string known;
-  if (!is_known(policy, tandem_policy_name, &known)) return {std::string(flag) + ": \"" + policy + "\" is none of " + known};
+  const std::vector<std::string> known = policy_names();
+  if (std::find(known.begin(), known.end(), policy) == known.end()) return none_of(flag, policy, known);
   if (policy == "patterns" && patterns.empty()) return {"--patterns: policy \"patterns\" needs a file"};
   Pruning parsed;
   return parsed.parse(pruning, "--pruning");
+}
+
+Failure check_policy_flags(const Flags& flags, const std::vector<std::string>& policies, bool on_device) {
+  const auto has = [&](const char* name) { return std::find(policies.begin(), policies.end(), name) != policies.end(); };
+  if (!has("hip")) GENERATE_TRY(flags.refuse_given({"--pruning"}, "is for --policy hip alone"));
+  if (!has("patterns")) GENERATE_TRY(flags.refuse_given({"--patterns", "--max-distance"}, "is for --policy patterns alone"));
+  if (has("hgca")) return {};
+  GENERATE_TRY(flags.refuse_given({"--alpha", "--beta", "--halo"}, "is for --policy hgca alone"));
+  if (has("streaming")) return {};
+  GENERATE_TRY(flags.refuse_given({"--sinks"}, "is for --policy streaming and hgca alone"));
+  if (on_device) return {};
+  return flags.refuse_given({"--window"}, "is for --policy streaming and hgca, and for --device cuda");
 }
 
 // Under patterns a prompt brings the keys that its window lacks, unless the library rotates them.
@@ -289,11 +300,19 @@ Failure Runtime::drop(const Context& context) {
   return {};
 }
 
+Failure check_interrupted() {
+  if (!is_interrupted()) return {};
+  Failure failure{"interrupted"};
+  failure.is_interruption = true;
+  return failure;
+}
+
 Failure Runtime::append(Context* context, std::string_view text, const AppendOptions& options) {
   const int64_t n_tokens = static_cast<int64_t>(text.size());
-  ProgressBar bar(options.label, n_tokens, options_.progress);
+  ProgressBar bar(options.label, n_tokens, "tokens", options_.progress);
   tokens_.assign(reinterpret_cast<const uint8_t*>(text.data()), reinterpret_cast<const uint8_t*>(text.data()) + n_tokens);
   for (int64_t first = 0; first < n_tokens; first += options_.chunk_tokens) {
+    GENERATE_TRY(check_interrupted());
     Chunk chunk;
     chunk.session = context->session;
     chunk.sequence = context->sequence;
@@ -312,6 +331,7 @@ Failure Runtime::append(Context* context, std::string_view text, const AppendOpt
 }
 
 Failure Runtime::step(Context* context, int32_t token) {
+  GENERATE_TRY(check_interrupted());
   Chunk chunk;
   chunk.session = context->session;
   chunk.sequence = context->sequence;
@@ -333,8 +353,11 @@ Failure Runtime::fill(Context* context, int64_t n_tokens) {
   for (std::vector<uint16_t>* numbers : {&rows, &hidden})
     for (uint16_t& x : *numbers) x = static_cast<uint16_t>(std::bit_cast<uint32_t>(normal(random)) >> 16);
   GENERATE_TANDEM(tandem_sequence_reserve(cache_.get(), context->sequence, n_tokens, &error));
+  ProgressBar bar("fill", config().n_layers * n_tokens, "rows");
   for (int64_t layer_idx = 0; layer_idx < config().n_layers; ++layer_idx) {
     for (int64_t first = 0; first < n_tokens; first += kPiece) {
+      GENERATE_TRY(check_interrupted());
+      bar.show(layer_idx * n_tokens + first);
       const int64_t n = std::min(kPiece, n_tokens - first);
       const tandem_tensor k = heads_view(rows.data(), TANDEM_BF16, n, n_heads, head_dim, row_size);
       const tandem_tensor v = heads_view(rows.data() + n * row_size, TANDEM_BF16, n, n_heads, head_dim, row_size);

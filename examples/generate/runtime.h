@@ -22,6 +22,7 @@ namespace generate {
 constexpr int32_t kCpu = 0, kCuda = 1;         // where a model runs
 constexpr int32_t kOnDevice = 0, kOnHost = 1;  // where its weights, or K and V, are when it runs on a device
 
+std::vector<std::string> policy_names();
 // Names of the storage types, numbered from 1.
 std::vector<std::string> storage_types();
 std::vector<std::string> key_types();  // of keys and values
@@ -68,6 +69,9 @@ struct PolicyOptions {
   void set(const std::string& name);  // "hgca", or "hip=PRUNING"
 };
 
+// Refuses flags of policies that are none of those, which runs of all of them would leave unused.
+Failure check_policy_flags(const Flags& flags, const std::vector<std::string>& policies, bool on_device);
+
 // Whether a GPU's window has all keys under the policy.
 bool has_all_keys(const EngineOptions& engine, const PolicyOptions& policy);
 // The window of a session whose sequences have up to `longest` tokens (0: not known). Where a GPU prunes it has all keys of
@@ -93,8 +97,8 @@ struct Context {
 };
 
 struct AppendOptions {
-  const char* label = nullptr;  // of the progress bar; NULL: none
-  bool more_follows = false;    // another append continues this one: no re-evaluation at its end
+  std::string label;          // of the progress bar; empty: none
+  bool more_follows = false;  // another append continues this one: no re-evaluation at its end
   // Called after every chunk with its place in `text` and its length; logits() then speaks of that chunk.
   std::function<void(int64_t first, int64_t n)> on_chunk;
 };
@@ -110,6 +114,9 @@ struct DeviceMemoryReport {
   Parts planned;  // Tandem's plan, for decode; with kv_place kOnHost for chunks too
   Parts held;     // what Tandem says it has
 };
+
+// A failure once Ctrl-C or SIGTERM has come. Every append and step begins with it.
+Failure check_interrupted();
 
 class Runtime {
  public:

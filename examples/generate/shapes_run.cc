@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <chrono>
 
+#include "progress_bar.h"
+
 namespace generate {
 namespace {
 
@@ -75,11 +77,13 @@ Failure run_shapes(Runtime* runtime, Context* context, const ShapesRun& run, Sha
   GENERATE_TRY(compare_routes(runtime, context, repeat_of(runtime->options(), run, runtime->config().n_layers), outcome));
   int32_t token = kFirstToken;
   std::vector<double> ms;
+  ProgressBar bar("decode", kWarmSteps + n_tokens, "steps");
   for (int64_t i = 0; i < kWarmSteps + n_tokens; ++i) {
     const auto step_begin = Clock::now();
     GENERATE_TRY(runtime->step(context, token));
     GENERATE_TRY(next_token(runtime, *context, &token));
     if (i >= kWarmSteps) ms.push_back(1e3 * seconds_since(step_begin));
+    bar.show(i + 1);
   }
   double sum = 0;
   for (const double x : ms) sum += x;

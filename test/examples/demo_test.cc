@@ -17,7 +17,8 @@ std::string folder;  // removed at the end
 
 Json run_demo(std::vector<std::string> args) {
   args.insert(args.begin(), TANDEM_DEMO_PROGRAM);
-  args.insert(args.end(), {"--json", "--pictures", folder});
+  args.push_back("--json");
+  if (args[1] != "--passkey" && args[1] != "--numbers") args.insert(args.end(), {"--pictures", folder});
   const CommandResult result = run_command(args);
   if (result.exit_code != 0) STOP_TEST("exit code %d: %s", result.exit_code, result.err.c_str());
   return Json::parse(result.out);  // nothing else is on stdout
@@ -136,6 +137,13 @@ void bad_input_is_named(void**) {
       {{"--passkey", "2", "--numbers", "2"}, {"--passkey", "--numbers"}},
       {{"--policies", "some"}, {"--policies", "some"}},
       {{"--contxt", "4096"}, {"--contxt", "did you mean --context?"}},
+      {{"extra"}, {"unexpected argument \"extra\""}},
+      {{"--seed", "1", "--seed", "1"}, {"--seed", "is given twice"}},
+      {{"--policies", "all,hgac"}, {"--policies", "hgac", "did you mean hgca?"}},
+      {{"--policies", "all", "--beta", "1"}, {"--beta", "hgca"}},
+      {{"--policies", "all", "--window", "9"}, {"--window", "hgca"}},
+      {{"--pruning", "3k"}, {"--pruning", "hip"}},
+      {{"--passkey", "2", "--pictures", "/tmp"}, {"--pictures", "--passkey"}},
       {{"--betas", "1"}, {"--betas", "--curve"}},
       {{"--windows", "1"}, {"--windows", "--curve"}},
       {{"--numbers", "2", "--decode", "64"}, {"--decode", "--numbers"}},

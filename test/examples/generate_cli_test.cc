@@ -14,6 +14,7 @@
 #include "shapes_run.h"
 #include "stop_test.h"
 #include "text_file.h"
+#include "with_flags.h"
 
 namespace {
 
@@ -29,47 +30,45 @@ struct BadInput {
   std::vector<std::string> base;  // a command that works, or lacks what the case is about
   std::vector<std::string> added;
   std::vector<const char*> named;  // words that the message must have
-  int exit_code = 2;  // 1: not the command line is wrong, but what a file, the library or the machine says of it
+  int exit_code = 2;      // 1: not the command line is wrong, but what a file, the library or the machine says of it
+  bool is_extra = false;  // flags that are there stay
 };
+
+std::vector<std::string> plus(std::vector<std::string> args, const std::vector<std::string>& added) {
+  args.insert(args.end(), added.begin(), added.end());
+  return args;
+}
 
 std::vector<BadInput> bad_inputs() {
   const std::vector<std::string> prompt = {"--model", kModel, "--n-predict", "1", "--prompt", "a"};
   const std::vector<std::string> score = {"--model", kModel, "--score", kText, "--context", "64"};
   return {
       {prompt, {"--nonsense"}, {"--nonsense", "unknown"}},
-      {prompt, {"nonsense"}, {"nonsense", "unknown"}},
+      {prompt, {"nonsense"}, {"unexpected argument \"nonsense\"", "--help"}},
+      {prompt, {"policy"}, {"unexpected argument \"policy\"", "did you mean --policy?"}},
+      {prompt, {"-x"}, {"unknown flag -x"}},
+      {prompt, {"--model", kModel}, {"--model", "is given twice"}, 2, true},
+      {prompt, {"--json", "--json"}, {"--json", "is given twice"}},
       {prompt, {"--n-predict"}, {"--n-predict", "missing"}},
       {prompt, {"--n-predict", "0"}, {"--n-predict", "\"0\""}},
       {prompt, {"--n-predict", "-3"}, {"--n-predict", "\"-3\""}},
       {prompt, {"--n-predict", "1.5"}, {"--n-predict", "\"1.5\""}},
       {prompt, {"--n-predict", "99999999999999999999"}, {"--n-predict", "99999999999999999999", "is not between"}},
       {prompt, {"--n-predict", "16384"}, {"--n-predict", "16384", "max_position_embeddings"}, 1},
-      {prompt, {"--beta", "1e999"}, {"--beta", "1e999", "is not between"}},
-      {prompt, {"--n-predict="}, {"--n-predict", "\"\""}},
+      {{"--model", kModel, "--prompt", "a"}, {"--n-predict="}, {"--n-predict", "\"\""}},
       {prompt, {"--json=1"}, {"--json", "\"1\""}},
       {prompt, {"--temperature", "nan"}, {"--temperature", "\"nan\""}},
       {prompt, {"--temperature", "-1"}, {"--temperature", "\"-1\""}},
       {prompt, {"--temperature", "1,5"}, {"--temperature", "\"1,5\""}},
-      {prompt, {"--policy", "fancy"}, {"--policy", "fancy", "hgca"}},
-      {prompt, {"--policy", ""}, {"--policy"}},
-      {prompt, {"--policy", "patterns"}, {"--patterns", "needs a file"}},
-      {prompt, {"--policy", "patterns", "--patterns", kText}, {"haystack.txt"}, 1},
-      {prompt, {"--patterns", kText}, {"--patterns", "--policy patterns alone"}},
       {prompt, {"--isa", "pentium"}, {"--isa", "pentium"}},
       {prompt, {"--kv-type", "q9"}, {"--kv-type", "q9", "bf16"}},
+      {prompt, {"--kv-type", "bf61"}, {"--kv-type", "bf61", "did you mean bf16?"}},
       {prompt, {"--k-rotation", "left"}, {"--k-rotation", "left", "hadamard"}},
       {prompt, {"--k-rotation", "hadamard", "--rope", "library"}, {"k_rotation", "RoPE"}, 1},
       {prompt, {"--rope", "maybe"}, {"--rope", "maybe"}},
       {prompt, {"--threads", "-1"}, {"--threads", "\"-1\""}},
       {prompt, {"--modle", "x"}, {"--modle", "did you mean --model?"}},
       {prompt, {"--chunk", "0"}, {"--chunk", "\"0\""}},
-      {prompt, {"--window", "-1"}, {"--window", "\"-1\""}},
-      {prompt, {"--sinks", "x"}, {"--sinks", "\"x\""}},
-      {prompt, {"--alpha", "0"}, {"--alpha", "\"0\""}},
-      {prompt, {"--alpha", "1.01"}, {"--alpha", "1.01"}},
-      {prompt, {"--beta", "-0.5"}, {"--beta", "-0.5"}},
-      {prompt, {"--halo", "-2"}, {"--halo", "\"-2\""}},
-      {prompt, {"--seed", "-1"}, {"--seed", "\"-1\""}},
       {prompt, {"--score", kText}, {"--score", "--prompt"}},
       {prompt, {"--context", "64"}, {"--context", "--score"}},
       {score, {"--n-predict", "3"}, {"--n-predict", "--score"}},
@@ -93,6 +92,32 @@ std::vector<BadInput> bad_inputs() {
   };
 }
 
+std::vector<BadInput> bad_policy_inputs() {
+  const std::vector<std::string> prompt = {"--model", kModel, "--n-predict", "1", "--prompt", "a"};
+  return {
+      {prompt, {"--beta", "1e999"}, {"--beta", "1e999", "is not between"}},
+      {prompt, {"--policy", "fancy"}, {"--policy", "fancy", "hgca"}},
+      {prompt, {"--policy", "hgac"}, {"--policy", "hgac", "did you mean hgca?"}},
+      {prompt, {"--policy", "streaming", "--beta", "1"}, {"--beta", "--policy hgca alone"}},
+      {prompt, {"--alpha", "0.5"}, {"--alpha", "--policy hgca alone"}},
+      {prompt, {"--halo", "3"}, {"--halo", "--policy hgca alone"}},
+      {prompt, {"--sinks", "3"}, {"--sinks", "--policy streaming and hgca alone"}},
+      {prompt, {"--window", "3"}, {"--window", "--policy streaming and hgca"}},
+      {prompt, {"--seed", "3"}, {"--seed", "--temperature"}},
+      {prompt, {"--policy", ""}, {"--policy"}},
+      {prompt, {"--policy", "patterns"}, {"--patterns", "needs a file"}},
+      {prompt, {"--policy", "patterns", "--patterns", kText}, {"haystack.txt"}, 1},
+      {prompt, {"--patterns", kText}, {"--patterns", "--policy patterns alone"}},
+      {prompt, {"--window", "-1"}, {"--window", "\"-1\""}},
+      {prompt, {"--sinks", "x"}, {"--sinks", "\"x\""}},
+      {prompt, {"--alpha", "0"}, {"--alpha", "\"0\""}},
+      {prompt, {"--alpha", "1.01"}, {"--alpha", "1.01"}},
+      {prompt, {"--beta", "-0.5"}, {"--beta", "-0.5"}},
+      {prompt, {"--halo", "-2"}, {"--halo", "\"-2\""}},
+      {prompt, {"--seed", "-1"}, {"--seed", "\"-1\""}},
+  };
+}
+
 std::vector<BadInput> bad_device_inputs() {
   const std::vector<std::string> prompt = {"--model", kModel, "--n-predict", "1", "--prompt", "a"};
   return {
@@ -110,6 +135,7 @@ std::vector<BadInput> bad_device_inputs() {
       {{"--shapes", "llama-3-8b", "--context", "100"}, {}, {"--shapes", "--device cuda"}},
       {{"--shapes", "llama-3-8b", "--context", "100"}, {"--n-predict", "3"}, {"--n-predict", "--shapes"}},
       {{"--shapes", "llama-3-8b", "--device", "cuda"}, {}, {"--context", "--shapes"}},
+      {{"--shapes", "llama-3-8", "--device", "cuda"}, {}, {"llama-3-8", "did you mean llama-3-8b?"}},
       {{"--shapes", "llama-3-8b", "--device", "cuda", "--context", "9"}, {"--model", kModel}, {"--shapes", "--model"}},
       {{"--shapes", "llama-3-8b", "--device", "cuda", "--context", "9"}, {"--prompt", "a"}, {"--shapes", "--prompt"}},
   };
@@ -145,12 +171,11 @@ std::vector<BadInput> bad_route_inputs() {
 
 void bad_input_is_named(void**) {
   std::vector<BadInput> all = bad_inputs();
+  for (const BadInput& bad : bad_policy_inputs()) all.push_back(bad);
   for (const BadInput& bad : bad_device_inputs()) all.push_back(bad);
   for (const BadInput& bad : bad_route_inputs()) all.push_back(bad);
   for (const BadInput& bad : all) {
-    std::vector<std::string> args = bad.base;
-    args.insert(args.end(), bad.added.begin(), bad.added.end());
-    const CommandResult result = generate_with(args);
+    const CommandResult result = generate_with(bad.is_extra ? plus(bad.base, bad.added) : with_flags(bad.base, bad.added));
     std::string shown;
     for (const std::string& arg : bad.added) shown += arg + " ";
     if (result.exit_code != bad.exit_code || !result.out.empty() || result.err.find('\n') != result.err.size() - 1)
@@ -177,6 +202,9 @@ void a_device_that_is_not_there_is_refused(void**) {
 void help_lists_the_flags(void**) {
   const CommandResult result = generate_with({"--help"});
   assert_int_equal(result.exit_code, 0);
+  assert_non_null(strstr(result.out.c_str(), "--policy all|streaming|hgca|hip|patterns"));
+  assert_string_equal(generate_with({"--nonsense", "-h"}).out.c_str(), result.out.c_str());
+  assert_true(generate_with({"--prompt", "--version", "--model", "/nonexistent"}).exit_code == 1);  // a prompt
   for (const char* flag : {"--model",   "--prompt-file",    "--n-predict",
                            "--policy",  "--window",         "--sinks",
                            "--alpha",   "--beta",           "--kv-type",

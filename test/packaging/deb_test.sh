@@ -40,6 +40,10 @@ has "$dev" usr/include/tandem/tandem.h 'usr/lib/libtandem\.so' 'usr/lib/libtande
 has_no "$dev" 'bin/|so\.[0-9]'
 has "$tools" usr/bin/tandem usr/bin/tandem-{info,plan,patterns,bench,generate,demo} \
   usr/share/tandem/models/pico/model.safetensors usr/share/tandem/data/haystack.txt
+if [ -e "$build/completion/made" ]; then
+  has "$tools" usr/share/bash-completion/completions/tandem usr/share/bash-completion/completions/tandem-bench \
+    usr/share/zsh/vendor-completions/_tandem usr/share/fish/vendor_completions.d/tandem.fish
+fi
 has "$doc" usr/share/doc/tandem/README.md usr/share/doc/tandem/CHANGELOG.md usr/share/doc/tandem/docs/concepts.md \
   usr/share/doc/tandem/examples/decode.c
 for file in "$runtime" "$dev" "$tools" "$doc"; do

@@ -70,6 +70,22 @@ if [ -e "$build/man/made" ]; then
 elif grep -q '^TANDEM_MAN:BOOL=ON$' "$build/CMakeCache.txt"; then
   fail 'TANDEM_MAN is ON and the manual has not been made'
 fi
+# ---- shell completion ----
+if [ -e "$build/completion/made" ]; then
+  for program in "$prefix"/bin/*; do
+    name=$(basename "$program")
+    for file in "bash-completion/completions/$name" "fish/vendor_completions.d/$name.fish"; do
+      [ -e "$prefix/share/$file" ] || fail "share/$file is missing"
+    done
+  done
+  [ -e "$prefix/share/zsh/site-functions/_tandem" ] || fail 'share/zsh/site-functions/_tandem is missing'
+  # shellcheck disable=SC2016
+  offered=$(bash --norc -c 'source "$1"; COMP_WORDS=(tandem-plan --pol) COMP_CWORD=1; _tandem; echo "${COMPREPLY[*]}"' sh \
+    "$prefix/share/bash-completion/completions/tandem-plan")
+  [ "$offered" = --policy ] || fail "bash completes tandem-plan --pol to: $offered"
+elif grep -q '^TANDEM_COMPLETION:BOOL=ON$' "$build/CMakeCache.txt" && [ -x "$build/bin/tandem" ]; then
+  fail 'TANDEM_COMPLETION is ON and no completion has been made'
+fi
 # ---- documentation ----
 doc=$prefix/share/doc/tandem
 for file in LICENSE README.md CHANGELOG.md docs/README.md docs/pictures/tandem-light.svg bindings/python/README.md \

@@ -191,7 +191,7 @@ def check_programs(root, compiler, folder):
 
 def comparable(text, absent):
     """A help text without what depends on the build: columns, the list of instruction sets, commands that are not there."""
-    text = re.sub(r"--isa [\w|]+", "--isa NAME", re.sub(r"[ \t]+", " ", text))
+    text = re.sub(r"--isa [\w|]+\s+", "--isa NAME ", re.sub(r"[ \t]+", " ", text))
     return [line for line in text.splitlines() if line.split(" ")[1:2] not in absent]
 
 

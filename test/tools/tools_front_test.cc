@@ -73,6 +73,16 @@ void version_is_the_headers(void**) {
   const ProgramRun run = run_program({kFront, "--version"});
   assert_int_equal(run.exit_code, 0);
   assert_string_equal(run.out.c_str(), version);
+  // So does each command, wherever the flag stands.
+  for (const std::string& command : built_commands())
+    for (const std::vector<std::string>& way : std::vector<std::vector<std::string>>{{}, {"--json"}, {"--nonsense"}}) {
+      std::vector<std::string> arguments = {kFront, command};
+      arguments.insert(arguments.end(), way.begin(), way.end());
+      arguments.push_back("--version");
+      const ProgramRun own = run_program(arguments);
+      expect(own, 0, {});
+      assert_string_equal(own.out.c_str(), ("tandem-" + command + std::string(version).substr(6)).c_str());
+    }
 }
 
 void commands_are_the_programs(void**) {
@@ -97,11 +107,17 @@ void commands_get_their_flags(void**) {
   const ProgramRun info = run_program({kFront, "info", "--json", "--threads", "1"});
   expect(info, 0, {});
   assert_true(info.out.find("\"n_workers\":1,") != std::string::npos);
+  const ProgramRun all = run_program({kFront, "info", "--json", "--threads", "0"}),
+                   own = run_program({kFront, "info", "--json"});
+  expect(all, 0, {});
+  assert_string_equal(all.out.c_str(), own.out.c_str());
+  expect(run_program({kFront, "plan", "--kv-len", "64", "--threads", "0"}), 0, {});
   const ProgramRun plan = run_program({kFront, "plan", "--kv-len", "4096", "--host-cap-gib", "0.1"});
   assert_int_equal(plan.exit_code, 1);  // over its cap
   assert_true(plan.out.find("host_cap_bytes") != std::string::npos);
-  expect(run_program({kFront, "bench", "wake", "--kv-len", "1", "--head-dim", "64", "--layers", "1", "--repeats", "1"}), 0,
-         {});
+  expect(run_program({kFront, "bench", "wake", "--kv-len", "1", "--head-dim", "64", "--layers", "1", "--repeats", "1",
+                      "--threads", "0"}),
+         0, {});
   for (const std::string& command : built_commands())
     expect(run_program({kFront, command, command == "bench" ? "decode" : "--jsn", "--jsn"}), 2,
            {"tandem-" + command, "--jsn"});

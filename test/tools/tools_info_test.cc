@@ -8,6 +8,7 @@
 #include "tandem/tandem.h"
 #include "tools/run_program.h"
 #include "with_cmocka.h"
+#include "with_flags.h"
 
 namespace {
 
@@ -85,6 +86,34 @@ void devices_of_a_backend(void**) {
   }
 }
 
+// All else is told, the reason in the list of backends, and in one line on stderr.
+void backends_that_do_not_work_are_told(void**) {
+  const std::vector<std::pair<std::vector<std::string>, std::string>> kFailing = {
+      {{"--backend", "no/name"}, "backend = \"no/name\""},
+      {{"--backend", "abacus"}, "/libtandem-abacus.so: No such file or directory; "},
+      {{"--backend", "abacus", "--backend-path", "/no/such/file"}, "/no/such/file: No such file or directory"},
+      {{"--backend", "cuda", "--backend-path", "/no/such/file", "--plan"}, "/no/such/file: No such file or directory"}};
+  for (const auto& [flags, reason] : kFailing) {
+    std::vector<std::string> arguments = {TANDEM_INFO};
+    arguments.insert(arguments.end(), flags.begin(), flags.end());
+    const ProgramRun text = run_program(arguments);
+    if (text.exit_code != 1 || text.err.rfind("tandem-info: ", 0) != 0 || text.err.find(reason) == std::string::npos ||
+        text.err.find('\n') != text.err.size() - 1)
+      fail_test("exit code %d, stderr \"%s\"", text.exit_code, text.err.c_str());
+    for (const std::string& part : {std::string("\nisa\n"), std::string("n_workers"), std::string("state failed"), reason})
+      if (text.out.find(part) == std::string::npos) fail_test("%s is not in %s", part.c_str(), text.out.c_str());
+    const Json info = info_json(flags, 1);
+    size_t n_found = 0;
+    for (const Json& backend : info["engine"]["backends"]) {
+      if (backend["name"] != flags[1]) continue;
+      ++n_found;
+      assert_true(backend["state"] == "failed" && backend["reason"].get<std::string>().find(reason) != std::string::npos);
+    }
+    assert_int_equal(n_found, 1);
+    assert_false(info.contains("plan"));
+  }
+}
+
 tandem_memory_plan library_plan(int64_t kv_len, int64_t n_sequences, int64_t host_cap_bytes, int32_t* status) {
   tandem_engine* engine = nullptr;
   tandem_model* model = nullptr;
@@ -140,7 +169,9 @@ void plan_is_the_librarys(void**) {
 // With a backend: who computes, of each length; or why nobody knows.
 void routes_of_a_backend(void**) {
   std::vector<std::string> flags = kPlanFlags;
-  flags.insert(flags.end(), {"--policy", "all", "--window", "300", "--kv-len", "100,50000", "--backend", "standin",
+  const auto sinks = std::find(flags.begin(), flags.end(), "--sinks");
+  flags.erase(sinks, sinks + 2);  // "all" has none
+  flags = with_flags(flags, {"--policy", "all", "--window", "300", "--kv-len", "100,50000", "--backend", "standin",
                              "--backend-path", STAND_IN_MODULE});
   const Json lengths = info_json(flags)["plan"]["lengths"];
   for (const Json& length : lengths) {
@@ -152,7 +183,7 @@ void routes_of_a_backend(void**) {
   }
   flags.insert(flags.begin(), TANDEM_INFO);
   assert_true(run_program(flags).out.find("50000 tokens: a layer's decode") != std::string::npos);
-  flags.insert(flags.end(), {"--policy", "hgca"});
+  flags = with_flags(flags, {"--policy", "hgca"});
   assert_true(run_program(flags).out.find("tandem_plan: session: policy \"hgca\"") != std::string::npos);
   assert_false(info_json(kPlanFlags)["plan"]["lengths"][0].contains("routes"));
 }
@@ -160,7 +191,7 @@ void routes_of_a_backend(void**) {
 // Codes and scales: 64 + 2 * 2 bytes of a key of 64, 64 + 2 * 4 of a value of 128.
 void values_have_a_type_of_their_own(void**) {
   std::vector<std::string> flags = kPlanFlags;
-  flags.insert(flags.end(), {"--kv-type", "q8_0", "--v-type", "q4_0"});
+  flags = with_flags(flags, {"--kv-type", "q8_0", "--v-type", "q4_0"});
   const Json plan = info_json(flags)["plan"];
   assert_true(plan["kv_type"] == "q8_0" && plan["v_type"] == "q4_0");
   assert_int_equal(plan["lengths"][0]["plan"]["kv_token_bytes"].get<int64_t>(), 5 * 4 * (68 + 72));
@@ -172,7 +203,7 @@ void values_have_a_type_of_their_own(void**) {
 // MLA: V is stored within K.
 void aliased_values_take_nothing(void**) {
   std::vector<std::string> flags = kPlanFlags;
-  flags.insert(flags.end(), {"--head-dim", "576", "--v-head-dim", "512", "--v-aliases-k"});
+  flags = with_flags(flags, {"--head-dim", "576", "--v-head-dim", "512", "--v-aliases-k"});
   const Json lengths = info_json(flags)["plan"]["lengths"];
   assert_int_equal(lengths[0]["plan"]["kv_token_bytes"].get<int64_t>(), 5 * 4 * 576 * 2);
 }
@@ -180,7 +211,7 @@ void aliased_values_take_nothing(void**) {
 // Over the cap: the plan is printed all the same, with the reason, and the exit code says no.
 void caps_are_judged(void**) {
   std::vector<std::string> flags = kPlanFlags;
-  flags.insert(flags.end(), {"--host-cap-gib", "0.05"});
+  flags = with_flags(flags, {"--host-cap-gib", "0.05"});
   const int64_t cap_bytes = INT64_C(53687091);
   int32_t status = 0;
   library_plan(5000, 3, cap_bytes, &status);
@@ -216,11 +247,17 @@ void geometry_from_a_config(void**) {
 
 int main() {
   const CMUnitTest tests[] = {
-      cmocka_unit_test(names_what_is_there),         cmocka_unit_test(openmp_settings_take_no_workers),
-      cmocka_unit_test(flags_reach_the_engine),      cmocka_unit_test(devices_of_a_backend),
-      cmocka_unit_test(plan_is_the_librarys),        cmocka_unit_test(values_have_a_type_of_their_own),
-      cmocka_unit_test(aliased_values_take_nothing), cmocka_unit_test(caps_are_judged),
-      cmocka_unit_test(geometry_from_a_config),      cmocka_unit_test(routes_of_a_backend),
+      cmocka_unit_test(names_what_is_there),
+      cmocka_unit_test(openmp_settings_take_no_workers),
+      cmocka_unit_test(flags_reach_the_engine),
+      cmocka_unit_test(devices_of_a_backend),
+      cmocka_unit_test(plan_is_the_librarys),
+      cmocka_unit_test(values_have_a_type_of_their_own),
+      cmocka_unit_test(aliased_values_take_nothing),
+      cmocka_unit_test(caps_are_judged),
+      cmocka_unit_test(geometry_from_a_config),
+      cmocka_unit_test(routes_of_a_backend),
+      cmocka_unit_test(backends_that_do_not_work_are_told),
   };
   return cmocka_run_group_tests(tests, nullptr, nullptr);
 }

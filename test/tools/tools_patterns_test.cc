@@ -91,7 +91,7 @@ void slips_are_named(void**) {
   const struct {
     std::vector<std::string> arguments;
     int exit_code;
-    const char* in_err;
+    std::string in_err;
   } kSlips[] = {
       {{}, 2, "show FILE"},
       {{"sho", path}, 2, "\"sho\" is none of show, search and profile"},
@@ -99,6 +99,9 @@ void slips_are_named(void**) {
       {{"show", "--json", path}, 2, "unexpected argument"},
       {{"show", path, path}, 2, "unexpected argument"},
       {{"show", path, "--jsn"}, 2, "did you mean --json?"},
+      {{"shwo", path}, 2, "did you mean show?"},
+      {{"show", path, "--json", "--json"}, 2, "--json is given twice"},
+      {{"show", path, "--threshold", "0.5"}, 1, "--threshold is for gates, and " + path + " is JSON"},
       {{"show", path, "--window-tokens", "0"}, 2, "--window-tokens = 0 is out of range"},
       {{"show", "/nonexistent"}, 1, "path = /nonexistent: "},
       {{"show", bad}, 1, "layer 0: head 0: kind \"stripes\" is unknown"},

@@ -9,6 +9,7 @@
 #include "tools/run_program.h"
 #include "tools/stand_in_driver.h"
 #include "with_cmocka.h"
+#include "with_flags.h"
 
 namespace {
 
@@ -48,10 +49,9 @@ std::vector<Json> lines_of(const std::string& out) {
 
 // A layer that takes milliseconds.
 std::vector<std::string> measuring(const std::string& lengths, const std::vector<std::string>& more) {
-  std::vector<std::string> arguments = {"--shape",   "4/2x64", "--chunk",   "256", "--lengths", lengths,
-                                        "--repeats", "2",      "--threads", "1",   "--json"};
-  arguments.insert(arguments.end(), more.begin(), more.end());
-  return arguments;
+  const std::vector<std::string> arguments = {"--shape",   "4/2x64", "--chunk",   "256", "--lengths", lengths,
+                                              "--repeats", "2",      "--threads", "1",   "--json"};
+  return with_flags(arguments, more);
 }
 
 void expect_in(const std::string& out, const std::vector<std::string>& parts) {
@@ -126,11 +126,10 @@ void append_refuses_other_facts(void**) {
   out_of(measuring("512", {"--out", path}));
   const Json profile = Json::parse(contents(path));
   const auto refused = [&](const std::string& file, const std::vector<std::string>& more, const std::string& fact) {
-    std::vector<std::string> arguments = measuring("768", {"--out", file, "--append"});
-    arguments.insert(arguments.end(), more.begin(), more.end());
+    const std::vector<std::string> arguments = with_flags(measuring("768", {"--out", file, "--append"}), more);
     const std::string before = contents(file);
     const ProgramRun wrong = run(arguments);
-    if (wrong.exit_code != 2 || wrong.err.find(fact) == std::string::npos)
+    if (wrong.exit_code != 1 || wrong.err.find(fact) == std::string::npos)
       fail_test("exit code %d, %s is not in %s", wrong.exit_code, fact.c_str(), wrong.err.c_str());
     assert_string_equal(contents(file).c_str(), before.c_str());
   };
@@ -193,7 +192,7 @@ void profiles_are_of_one_processor(void**) {
     const std::string before = contents(file);
     const std::vector<std::string> arguments = measuring("768", {"--out", file, "--append"});
     const ProgramRun wrong = with_device ? run_on_device(arguments) : run(arguments);
-    if (wrong.exit_code != 2 || wrong.err.find(fact) == std::string::npos)
+    if (wrong.exit_code != 1 || wrong.err.find(fact) == std::string::npos)
       fail_test("exit code %d, %s is not in %s", wrong.exit_code, fact.c_str(), wrong.err.c_str());
     assert_string_equal(contents(file).c_str(), before.c_str());
   };
@@ -297,14 +296,14 @@ void slips_are_named(void**) {
       {{"/nonexistent"}, 1, "path = /nonexistent: "},
       {measuring("512", {"--out", "/nonexistent/profile.json"}), 1, "--out = /nonexistent/profile.json cannot be written"},
       {{"--from", path}, 2, "--at or --svg is missing"},
-      {{"--from", path, "--at", "1023"}, 2, "--at = 1023: full was measured from 1024 to 8192 keys"},
-      {{"--from", path, "--at", "1500,5120"}, 2, "--at = 5120: a_shape 4/60 was measured from 1024 to 2048 keys"},
-      {{"--from", path, "--at", "1500", "--pattern", "block_sparse=9"}, 2, "--pattern: block_sparse 9 is not in --from"},
+      {{"--from", path, "--at", "1023"}, 1, "--at = 1023: full was measured from 1024 to 8192 keys"},
+      {{"--from", path, "--at", "1500,5120"}, 1, "--at = 5120: a_shape 4/60 was measured from 1024 to 2048 keys"},
+      {{"--from", path, "--at", "1500", "--pattern", "block_sparse=9"}, 1, "--pattern: block_sparse 9 is not in --from"},
       {{"--from", path, "--at", "1500", "--chunk", "64"}, 2, "--chunk: --from = "},
       {{path, "--from", path, "--at", "1500"}, 2, "the patterns are given by --pattern"},
-      {{"--from", "/nonexistent", "--at", "1500"}, 2, "--from = /nonexistent cannot be read"},
-      {{"--from", no_rows, "--at", "1500"}, 2, "norows.json is no profile: it has no rows"},
-      {{"--from", twice, "--at", "8"}, 2, "twice.json is no profile: full and 8 keys have two rows"},
+      {{"--from", "/nonexistent", "--at", "1500"}, 1, "--from = /nonexistent cannot be read"},
+      {{"--from", no_rows, "--at", "1500"}, 1, "norows.json is no profile: it has no rows"},
+      {{"--from", twice, "--at", "8"}, 1, "twice.json is no profile: full and 8 keys have two rows"},
   };
   for (const auto& slip : kSlips) {
     const ProgramRun wrong = run(slip.arguments);
@@ -338,7 +337,7 @@ void interrupted_profile_keeps_its_rows(void**) {
       measuring("512,1024", {"--repeats", "100000", "--out", path, "--append", "--svg", path_of("interrupted.svg")});
   command.insert(command.end(), arguments.begin(), arguments.end());
   const ProgramRun ended = run_program(command);
-  assert_int_equal(ended.exit_code, 1);
+  assert_int_equal(ended.exit_code, 130);
   assert_string_equal(ended.out.c_str(), "");
   expect_in(ended.err, {"rows kept of ", "1024 keys; patterns: 1; ", "interrupted; ",
                         "interrupted.json: 1; --append measures the missing ones"});

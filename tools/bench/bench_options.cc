@@ -20,7 +20,7 @@ struct RawChoices {
 
 std::vector<Flag> bench_flags(BenchOptions* options, RawChoices* raw) {
   constexpr int64_t kMaxLen = INT32_MAX;
-  return {
+  std::vector<Flag> flags = {
       number_flag("--q-heads", &options->n_q_heads, 1, 4096, "query heads (32)"),
       number_flag("--kv-heads", &options->n_kv_heads, 1, 4096, "KV heads, a divisor of the query heads (8)"),
       number_flag("--head-dim", &options->head_dim, 1, 4096, "dimensions of a key (128)"),
@@ -64,8 +64,9 @@ std::vector<Flag> bench_flags(BenchOptions* options, RawChoices* raw) {
                    {"csv", static_cast<int32_t>(Output::kCsv)},
                    {"json", static_cast<int32_t>(Output::kJson)}},
                   "form of the results (md)"),
-      switch_flag("--help", &options->help, "this text"),
   };
+  declare_standard(&flags);
+  return flags;
 }
 
 void fill_defaults(BenchOptions* options) {
@@ -111,12 +112,21 @@ Result check_together(const BenchOptions& options) {
   return {};
 }
 
-Result check_patterns(const std::vector<std::string>& given, BenchOptions* options) {
-  const bool follows = options->policy == "patterns";
-  for (const std::string& name : given)
-    if ((name == "--patterns" || name == "--pattern-layer") && !follows)
-      return usage_error("%s is for --policy patterns alone", name.c_str());
-  if (!follows) return {};
+// Flags that would change nothing are refused.
+Result check_used(const std::vector<std::string>& given, const BenchOptions& options) {
+  const std::string& policy = options.policy;
+  if (policy != "patterns")
+    TOOL_TRY(refuse_given(given, {"--patterns", "--pattern-layer"}, "is for --policy patterns alone"));
+  if (policy != "hgca") TOOL_TRY(refuse_given(given, {"--alpha", "--beta"}, "is for --policy hgca alone"));
+  if (policy != "hgca" && policy != "streaming")
+    TOOL_TRY(refuse_given(given, {"--window", "--sinks"}, "is for --policy streaming and hgca alone"));
+  if (options.batch == 1) TOOL_TRY(refuse_given(given, {"--ragged"}, "needs --batch: one sequence has the mean length"));
+  if (options.mode == Mode::kWake) return refuse_given(given, {"--probe-mib"}, "is unused in wake, which has no limit");
+  return {};
+}
+
+Result read_patterns(BenchOptions* options) {
+  if (options->policy != "patterns") return {};
   if (options->patterns.path.empty()) return usage_error("--policy = patterns: --patterns FILE is missing");
   return read_bench_patterns({options->n_q_heads, options->n_kv_heads}, &options->patterns);
 }
@@ -124,12 +134,12 @@ Result check_patterns(const std::vector<std::string>& given, BenchOptions* optio
 }  // namespace
 
 Result parse_bench_options(int argc, const char* const* argv, BenchOptions* options) {
+  RawChoices raw;
+  const std::vector<Flag> flags = bench_flags(options, &raw);
+  options->asked = asked_by(flags, argc - 1, argv + 1);
+  if (options->asked != Asked::kNothing) return {};
   if (argc < 2) return usage_error("what to measure is missing: decode, append, prefill or wake (--help tells more)");
   options->mode_name = argv[1];
-  if (options->mode_name == "--help" || options->mode_name == "-h") {
-    options->help = true;
-    return {};
-  }
   bool known = false;
   for (const Choice& mode : kModes) {
     if (options->mode_name != mode.name) continue;
@@ -143,16 +153,15 @@ Result parse_bench_options(int argc, const char* const* argv, BenchOptions* opti
                        generate::did_you_mean(argv[1], names).c_str());
   }
 
-  RawChoices raw;
   std::vector<std::string> given;
-  TOOL_TRY(parse_flags(bench_flags(options, &raw), argc - 2, argv + 2, &given));
-  if (options->help) return {};
+  TOOL_TRY(parse_flags(flags, argc - 2, argv + 2, &options->asked, &given));
   if (raw.policy >= 0) options->policy = tandem_policy_name(raw.policy);
   if (raw.isa >= 0) options->isa = tandem_cpu_isa_name(raw.isa);
   options->output = static_cast<Output>(raw.output);
   fill_defaults(options);
   TOOL_TRY(check_together(*options));
-  return check_patterns(given, options);
+  TOOL_TRY(check_used(given, *options));
+  return read_patterns(options);
 }
 
 int32_t BenchOptions::k_rotation_of(int32_t kv_type) const {
@@ -170,7 +179,8 @@ std::string bench_help() {
          "  prefill  likewise, many new tokens\n"
          "  wake     what a call costs when there is almost nothing to read (warm: everything in cache)\n\n"
          "A call is one layer: append the tokens, attend. Before anything is timed, outputs are checked against attention\n"
-         "in double precision; when they are wrong no time is printed and the exit code is 1.\n\n" +
+         "in double precision; when they are wrong no time is printed and the exit code is 1. Rows\n"
+         "are printed as they are measured. Ctrl-C ends the program, and prints what the case under way has by then.\n\n" +
          flags_help(bench_flags(&options, &raw));
 }
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "tools/bench/bench_patterns.h"
+#include "tools/common/flags.h"
 #include "tools/common/result.h"
 
 namespace tools {
@@ -17,7 +18,7 @@ enum class Output : int32_t { kMarkdown, kCsv, kJson };
 struct BenchOptions {
   Mode mode = Mode::kDecode;
   std::string mode_name;
-  bool help = false;
+  Asked asked = Asked::kNothing;
   int64_t n_q_heads = 32;
   int64_t n_kv_heads = 8;
   int64_t head_dim = 128;

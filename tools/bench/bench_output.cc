@@ -6,7 +6,6 @@
 
 #include "tools/common/engine_report.h"
 #include "tools/common/flags.h"
-#include "tools/common/text_table.h"
 
 namespace tools {
 namespace {
@@ -60,7 +59,7 @@ Json record(const Bench& bench, const Measurement& m) {
   json["isa"] = bench.isa;
   json["threads"] = bench.n_threads;
   json["layers"] = m.n_layers;
-  json["repeats"] = options.repeats;
+  json["repeats"] = m.n_repeats;
   json["state"] = m.cold ? "cold" : "warm";
   json["rotation_bytes"] = m.rotation_bytes;
   json["check"] = m.check;
@@ -115,6 +114,8 @@ std::string joined(const std::vector<std::string>& cells) {
   for (const std::string& cell : cells) line += (line.empty() ? "" : ",") + cell;
   return line + "\n";
 }
+
+constexpr size_t kNumberWidth = 8;  // of most figures: 123456.7, 12345678
 
 struct Column {
   std::string header;
@@ -193,20 +194,31 @@ std::string csv_line(const Bench& bench, const Measurement& measurement) {
   return joined(cells);
 }
 
-std::string markdown(const Bench& bench, const std::vector<Measurement>& measurements) {
-  TextTable table;
-  for (const Measurement& measurement : measurements) {
-    const std::vector<Column> row = markdown_row(bench, measurement);
-    table.rows.emplace_back();
-    if (table.header.empty()) {
-      for (const Column& column : row) {
-        table.header.push_back(column.header);
-        table.right_aligned.push_back(column.right);
-      }
-    }
-    for (const Column& column : row) table.rows.back().push_back(column.cell);
+MarkdownRows::MarkdownRows(const Bench& bench) : bench_(bench) {
+  for (const int32_t type : bench.options.kv_types)
+    type_width_ = std::max(type_width_, type_names(bench.options, type).size());
+  for (const int64_t kv_len : bench.options.kv_lens) keys_width_ = std::max(keys_width_, std::to_string(kv_len).size());
+}
+
+std::string MarkdownRows::add(const Measurement& measurement) {
+  const std::vector<Column> row = markdown_row(bench_, measurement);
+  std::vector<std::string> cells;
+  for (const Column& column : row) cells.push_back(column.cell);
+  if (has_head_) return table_.row(cells);
+  has_head_ = true;
+  std::vector<std::string> header;
+  std::vector<bool> right_aligned;
+  std::vector<size_t> widths;
+  for (const Column& column : row) {
+    header.push_back(column.header);
+    right_aligned.push_back(column.right);
+    widths.push_back(column.right ? kNumberWidth : column.cell.size());
   }
-  return title(bench) + table.markdown();
+  widths[0] = std::max(widths[0], type_width_);
+  widths[1] = keys_width_;
+  widths.back() = 0;  // what a check that fails says is long
+  table_ = RowTable(header, right_aligned, widths);
+  return title(bench_) + table_.head() + table_.row(cells);
 }
 
 }  // namespace tools

@@ -6,6 +6,7 @@
 #include <limits>
 #include <set>
 
+#include "examples/generate/progress_bar.h"
 #include "tools/common/random_rows.h"
 
 namespace tools {
@@ -341,7 +342,10 @@ VisibleRange visible_range(const BenchOptions& options, const QueryOfCall& query
 Result check_outputs(Workload* workload, const MatmulRows& matmul_rows, std::string* verdict) {
   std::vector<Row> rows = choose_rows(*workload, matmul_rows);
   TOOL_TRY(run_step(workload, &rows));
+  generate::ProgressBar bar("check", std::ssize(rows), "rows");
   for (size_t first = 0; first < rows.size();) {
+    TOOL_TRY(check_interrupted());
+    bar.show(static_cast<int64_t>(first));
     std::vector<Row*> same;  // rows of one layer and sequence stand together
     for (; first < rows.size(); ++first) {
       if (!same.empty() &&

@@ -105,7 +105,9 @@ Result CaseTiming::run_step(bool keep) {
 Result CaseTiming::repeat() {
   if (measurement_.check != "ok") return {};
   const bool wakes = bench_.options.mode == Mode::kWake;
+  TOOL_TRY(check_interrupted());
   for (int64_t i = 0; i < (wakes ? kWakeCalls : 1); ++i) TOOL_TRY(run_step(true));
+  ++measurement_.n_repeats;
   if (wakes) return {};
   ErrorSlot error;
   TOOL_TRY(error.check(tandem_engine_drain(bench_.engine, -1, error.out())));
@@ -119,7 +121,7 @@ std::string CaseTiming::check_bytes() const {
   const BenchOptions& options = bench_.options;
   if (options.policy != "all") return "ok";
   const Case& geometry = workload_->geometry();
-  const int64_t last_len = geometry.kv_len + (grows(options) ? kWarmupSteps + options.repeats - 1 : 0);
+  const int64_t last_len = geometry.kv_len + (grows(options) ? kWarmupSteps + measurement_.n_repeats - 1 : 0);
   const int64_t expected = options.batch * last_len * token_kv_bytes(options, geometry.kv_type);
   if (measurement_.kv_bytes == expected) return "ok";
   return text("failed: the session's statistics say %lld bytes of K and V read by a call, %lld are there",

@@ -41,6 +41,7 @@ struct Measurement {
   int64_t rotation_bytes = 0;  // K and V read between two calls on the same layer, at least
   bool cold = false;           // that is at least kColdCaches times the last-level cache
   std::string check;           // "ok", or what is wrong; then the rest is empty
+  int64_t n_repeats = 0;       // fewer than asked for after Ctrl-C
   Spread us;                   // one attend call
   int64_t kv_bytes = 0;        // K and V read by one call
   int64_t dense_kv_bytes = 0;  // what policy "all" would have read
@@ -56,12 +57,14 @@ struct Measurement {
 inline constexpr int64_t kColdCaches = 8;
 
 // A case as it goes through that: create() fills, checks and warms up, then options.repeats times repeat(), then finish().
-// Between the repeats of one case may be those of others.
+// Between the repeats of one case may be those of others. Fewer repeats, but one at least, will do for finish().
 class CaseTiming {
  public:
   static Result create(const Bench& bench, int64_t kv_len, int32_t kv_type, std::unique_ptr<CaseTiming>* timing);
   Result repeat();  // a step over all layers, and the limit behind it; nothing where the check has failed
   Measurement finish();
+  // Whether finish() has something to tell.
+  bool has_result() const { return measurement_.check != "ok" || measurement_.n_repeats > 0; }
   // K and V that are read between two calls on the same layer; set before finish() where other cases come between.
   int64_t rotation_bytes() const { return measurement_.rotation_bytes; }
   void set_rotation_bytes(int64_t bytes) { measurement_.rotation_bytes = bytes; }

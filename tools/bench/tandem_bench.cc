@@ -3,10 +3,10 @@
 //
 // No figure without a passing check of the same outputs in the same run, no share without the limit measured in the same
 // run, between the repeats that are timed. See measure.h for the order of work.
-#include <unistd.h>
-
 #include <cstdio>
 
+#include "examples/generate/interrupt.h"
+#include "examples/generate/progress_bar.h"
 #include "tools/bench/bench_options.h"
 #include "tools/bench/bench_output.h"
 #include "tools/bench/machine_facts.h"
@@ -67,81 +67,91 @@ Result start_probes(const BenchOptions& options, Machine* machine, Bench* bench)
   return {};
 }
 
-// A line on a terminal, gone at the end.
-class Progress {
- public:
-  Progress(const char* what, int64_t kv_len, int32_t kv_type) {
-    if (isatty(STDERR_FILENO))
-      std::fprintf(stderr, "\r\033[K%s: %lld keys, %s ...", what, static_cast<long long>(kv_len), dtype_name(kv_type));
-  }
-  Progress(const Progress&) = delete;
-  Progress& operator=(const Progress&) = delete;
-  ~Progress() {
-    if (isatty(STDERR_FILENO)) std::fputs("\r\033[K", stderr);
-  }
-};
-
 // Measuring goes on only while somebody gets the figures.
 Result print(const std::string& line) {
   std::fputs(line.c_str(), stdout);
   return flush_stdout();
 }
 
-// Results as they come: all at the end in Markdown, whose columns are as wide as the widest.
+// Results as they come.
 struct Printer {
   const Bench& bench;
-  std::vector<Measurement> measurements;
+  MarkdownRows markdown;
   bool* all_ok;
+  size_t n_printed = 0;
 
   Result add(const Measurement& measurement) {
     *all_ok = *all_ok && measurement.check == "ok";
-    measurements.push_back(measurement);
+    ++n_printed;
     if (bench.options.output == Output::kCsv) return print(csv_line(bench, measurement));
     if (bench.options.output == Output::kJson) return print(json_line(bench, measurement));
-    return {};
+    return print(markdown.add(measurement));
   }
 };
 
-// Repeats of the cases in turns; then they are over.
-Result run_repeats(std::vector<std::unique_ptr<CaseTiming>>* cases, int64_t n, Printer* printer) {
-  int64_t rotation_bytes = 0;
-  for (const auto& each : *cases) rotation_bytes += each->rotation_bytes();
-  for (auto& each : *cases) each->set_rotation_bytes(rotation_bytes);
-  for (int64_t i = 0; i < n; ++i)
-    for (auto& each : *cases) TOOL_TRY(each->repeat());
-  for (auto& each : *cases) TOOL_TRY(printer->add(each->finish()));
-  cases->clear();
+using Cases = std::vector<std::unique_ptr<CaseTiming>>;
+
+Result repeat_in_turns(const Cases& cases, const std::string& label, int64_t n) {
+  generate::ProgressBar bar(label, n, "repeats");
+  for (int64_t i = 0; i < n; ++i) {
+    for (const auto& each : cases) TOOL_TRY(each->repeat());
+    bar.show(i + 1);
+  }
   return {};
 }
 
-Result run_cases(const Bench& bench, bool* all_ok) {
+// Repeats of the cases in turns; then they are over. After Ctrl-C those that were measured at all are printed.
+Result run_repeats(Cases* cases, const std::string& label, int64_t n, Printer* printer) {
+  if (cases->empty()) return {};
+  int64_t rotation_bytes = 0;
+  for (const auto& each : *cases) rotation_bytes += each->rotation_bytes();
+  for (auto& each : *cases) each->set_rotation_bytes(rotation_bytes);
+  const Result repeated = repeat_in_turns(*cases, label, n);
+  if (!repeated.ok() && !repeated.is_interrupted()) return repeated;
+  for (auto& each : *cases)
+    if (each->has_result()) TOOL_TRY(printer->add(each->finish()));
+  cases->clear();
+  return repeated;
+}
+
+Result run_cases(const Bench& bench, Printer* printer) {
   const BenchOptions& options = bench.options;
-  Printer printer{bench, {}, all_ok};
   if (options.output == Output::kCsv) TOOL_TRY(print(csv_header(options)));
-  std::vector<std::unique_ptr<CaseTiming>> cases;
+  const size_t n_cases = options.kv_types.size() * options.kv_lens.size();
+  size_t n_begun = 0;
+  Cases cases;
   for (const int32_t kv_type : options.kv_types) {
     for (const int64_t kv_len : options.kv_lens) {
-      const Progress progress(options.mode_name.c_str(), kv_len, kv_type);
+      const std::string label =
+          text("%zu/%zu: %lld keys, %s", ++n_begun, n_cases, static_cast<long long>(kv_len), dtype_name(kv_type));
       cases.emplace_back();
       TOOL_TRY(CaseTiming::create(bench, kv_len, kv_type, &cases.back()));
-      if (!options.interleave) TOOL_TRY(run_repeats(&cases, options.repeats, &printer));
+      if (!options.interleave) TOOL_TRY(run_repeats(&cases, label, options.repeats, printer));
     }
   }
-  TOOL_TRY(run_repeats(&cases, options.repeats, &printer));
-  if (options.output == Output::kMarkdown) return print(markdown(bench, printer.measurements));
-  return {};
+  return run_repeats(&cases, text("%zu cases", n_cases), options.repeats, printer);
+}
+
+// What Ctrl-C has left.
+Result measure(const Bench& bench, bool* all_ok) {
+  Printer printer{bench, MarkdownRows(bench), all_ok};
+  const Result measured = run_cases(bench, &printer);
+  if (!measured.is_interrupted()) return measured;
+  const size_t n_cases = bench.options.kv_types.size() * bench.options.kv_lens.size();
+  return interrupted("interrupted; rows of %zu cases: %zu", n_cases, printer.n_printed);
 }
 
 Result bench_main(int argc, const char* const* argv, bool* all_ok) {
   Bench bench;
   TOOL_TRY(parse_bench_options(argc, argv, &bench.options));
-  if (bench.options.help) return print(bench_help());
+  if (bench.options.asked != Asked::kNothing) return answer(bench.options.asked, "tandem-bench", bench_help());
+  generate::catch_interrupts();
   Machine machine;
   TOOL_TRY(start_engine(bench.options, &machine, &bench));
   for (const int32_t kv_type : bench.options.kv_types)
     TOOL_TRY(Workload::check_supported(bench.engine, bench.options, kv_type));
   TOOL_TRY(start_probes(bench.options, &machine, &bench));
-  return run_cases(bench, all_ok);
+  return measure(bench, all_ok);
 }
 
 }  // namespace

@@ -6,6 +6,8 @@
 #include <cstring>
 #include <iterator>
 
+#include "examples/generate/interrupt.h"
+#include "examples/generate/progress_bar.h"
 #include "tools/common/flags.h"
 #include "tools/common/random_rows.h"
 
@@ -163,11 +165,14 @@ tandem_tensor Workload::tensor(Rows* rows, int64_t first_row, int64_t n_rows, in
 Result Workload::fill(int64_t n_tokens) {
   ErrorSlot error;
   const int64_t observed = selects_keys() ? std::min(kObservedTokens, kv_len(0) - case_.q_len) : 0;
+  generate::ProgressBar bar("fill", options_.batch * case_.n_layers, "layers");
   for (int64_t i = 0; i < options_.batch; ++i) {
     const int64_t filled = kv_len(i) - case_.q_len;
     TOOL_TRY(error.check(tandem_sequence_reserve(cache_.get(), sequence(i), filled + n_tokens, error.out())));
-    for (int32_t layer_idx = 0; layer_idx < case_.n_layers; ++layer_idx)
+    for (int32_t layer_idx = 0; layer_idx < case_.n_layers; ++layer_idx) {
       TOOL_TRY(fill_layer(i, layer_idx, filled - observed));
+      bar.show(i * case_.n_layers + layer_idx + 1);
+    }
   }
   return observed > 0 ? observe(observed) : Result();
 }
@@ -185,6 +190,7 @@ Result Workload::fill_layer(int64_t sequence_idx, int32_t layer_idx, int64_t n_t
   ErrorSlot error;
   uint64_t state = static_cast<uint64_t>(sequence_idx * case_.n_layers + layer_idx);
   for (int64_t done = 0; done < n_tokens;) {
+    TOOL_TRY(check_interrupted());
     const int64_t n = std::min(kFillTokens, n_tokens - done);
     const auto first = static_cast<int64_t>(next_random(&state) % static_cast<uint64_t>(kPoolTokens - n + 1));
     const tandem_tensor k = tensor(&k_pool_, first, n, options_.n_kv_heads);
@@ -230,6 +236,7 @@ Result Workload::attend(int32_t layer_idx, int64_t q_len, bool append) {
   args.v = append && !options_.v_aliases_k ? &v : nullptr;
   args.o = &o;
   args.lse = &lse;
+  args.cancel = generate::interrupt_flag();
   return error.check(tandem_attend(session_.get(), &args, error.out()));
 }
 

@@ -4,9 +4,10 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
-#include <cstring>
+#include <cstdio>
 
 #include "examples/generate/nearest_name.h"
+#include "tools/common/run_tool.h"
 
 namespace tools {
 namespace {
@@ -49,10 +50,57 @@ Stored parse_choice(const std::string& value, const std::vector<Choice>& choices
   return Stored::kNotAValue;
 }
 
+std::vector<std::string> choice_words(const std::vector<Choice>& choices) {
+  std::vector<std::string> words;
+  for (const Choice& choice : choices) words.emplace_back(choice.name);
+  return words;
+}
+
 std::string choice_names(const std::vector<Choice>& choices, const char* separator) {
   std::string names;
   for (const Choice& choice : choices) names += (names.empty() ? "" : separator) + std::string(choice.name);
   return names;
+}
+
+const Flag* find_flag(const std::vector<Flag>& flags, std::string_view name) {
+  for (const Flag& flag : flags)
+    if (flag.name == name) return &flag;
+  return nullptr;
+}
+
+std::vector<std::string> names_of(const std::vector<Flag>& flags) {
+  std::vector<std::string> names;
+  for (const Flag& flag : flags) names.push_back(flag.name);
+  return names;
+}
+
+// A word where a flag should be. Maybe its dashes were forgotten.
+Result positional(const std::vector<Flag>& flags, const std::string& word) {
+  const bool is_flag = find_flag(flags, "--" + word) != nullptr;
+  return usage_error("unexpected argument \"%s\"%s; --help lists the flags", word.c_str(),
+                     is_flag ? (" (did you mean --" + word + "?)").c_str() : "");
+}
+
+// Of the first element that is none of the flag's words.
+std::string nearest_word(const Flag& flag, const std::string& value) {
+  for (size_t begin = 0; begin <= value.size();) {
+    const size_t end = std::min(value.find(',', begin), value.size());
+    const std::string element = value.substr(begin, end - begin);
+    if (std::find(flag.words.begin(), flag.words.end(), element) == flag.words.end())
+      return generate::did_you_mean(element, flag.words);
+    begin = end + 1;
+  }
+  return "";
+}
+
+Result store(const Flag& flag, const std::string& value) {
+  const Stored stored = flag.store(value);
+  if (stored == Stored::kNotAValue)
+    return usage_error("%s = %s is not %s%s", flag.name.c_str(), value.c_str(), flag.expected.c_str(),
+                       nearest_word(flag, value).c_str());
+  if (stored == Stored::kOutOfRange)
+    return usage_error("%s = %s is out of range: it must be %s", flag.name.c_str(), value.c_str(), flag.expected.c_str());
+  return {};
 }
 
 std::string number_range(int64_t min, int64_t max) {
@@ -94,17 +142,25 @@ Flag real_flag(const char* name, double* to, double min, double max, const char*
 }
 
 Flag choice_flag(const char* name, int32_t* to, std::vector<Choice> choices, const char* help) {
-  return {name, choice_names(choices, "|"), help, "one of " + choice_names(choices, ", "),
-          [=](const std::string& value) { return parse_choice(value, choices, to); }};
+  return {name,
+          choice_names(choices, "|"),
+          help,
+          "one of " + choice_names(choices, ", "),
+          [=](const std::string& value) { return parse_choice(value, choices, to); },
+          choice_words(choices)};
 }
 
 Flag choices_flag(const char* name, std::vector<int32_t>* to, std::vector<Choice> choices, const char* help) {
-  return {name, choice_names(choices, "|") + "[,...]", help,
-          "one of " + choice_names(choices, ", ") + ", or several with commas", [=](const std::string& value) {
+  return {name,
+          choice_names(choices, "|") + "[,...]",
+          help,
+          "one of " + choice_names(choices, ", ") + ", or several with commas",
+          [=](const std::string& value) {
             return parse_list(value, to, [&](const std::string& element, int32_t* choice) {
               return parse_choice(element, choices, choice);
             });
-          }};
+          },
+          choice_words(choices)};
 }
 
 std::vector<Choice> library_choices(const char* (*name)(int32_t idx)) {
@@ -140,10 +196,38 @@ const char* dtype_name(int32_t dtype) {
 
 int64_t float_bytes(int32_t dtype) { return dtype == TANDEM_F32 ? 4 : 2; }
 
-Result parse_flags(const std::vector<Flag>& flags, int argc, const char* const* argv, std::vector<std::string>* given) {
+void declare_standard(std::vector<Flag>* flags) {
+  const auto never = [](const std::string&) { return Stored::kYes; };
+  flags->push_back({"--help", "", "this text, also -h", "", never, {}});
+  flags->push_back({"--version", "", "the version of the program", "", never, {}});
+}
+
+Asked asked_by(const std::vector<Flag>& flags, int argc, const char* const* argv) {
+  return generate::asked_for(argc, argv, [&](std::string_view word) {
+    const Flag* flag = find_flag(flags, word);
+    return flag != nullptr && !flag->value_name.empty();
+  });
+}
+
+Result answer(Asked asked, const char* program, const std::string& help) {
+  std::fputs(asked == Asked::kVersion ? generate::version_text(program).c_str() : help.c_str(), stdout);
+  return flush_stdout();
+}
+
+Result refuse_given(const std::vector<std::string>& given, const std::vector<std::string>& names, const std::string& why) {
+  for (const std::string& name : given)
+    if (std::find(names.begin(), names.end(), name) != names.end()) return usage_error("%s %s", name.c_str(), why.c_str());
+  return {};
+}
+
+Result parse_flags(const std::vector<Flag>& flags, int argc, const char* const* argv, Asked* asked,
+                   std::vector<std::string>* given) {
+  *asked = asked_by(flags, argc, argv);
+  if (*asked != Asked::kNothing) return {};
+  std::vector<std::string> names;
   for (int i = 0; i < argc; ++i) {
-    std::string name = std::strcmp(argv[i], "-h") == 0 ? "--help" : argv[i];
-    if (name.rfind("--", 0) != 0) return usage_error("unexpected argument \"%s\"; --help lists the flags", name.c_str());
+    std::string name = argv[i];
+    if (name.rfind('-', 0) != 0) return positional(flags, name);
     std::string value;
     const size_t equals = name.find('=');
     const bool has_value = equals != std::string::npos;
@@ -151,26 +235,22 @@ Result parse_flags(const std::vector<Flag>& flags, int argc, const char* const* 
       value = name.substr(equals + 1);
       name.resize(equals);
     }
-    const auto flag = std::find_if(flags.begin(), flags.end(), [&](const Flag& f) { return f.name == name; });
-    if (flag == flags.end()) {
-      std::vector<std::string> names;
-      for (const Flag& known : flags) names.push_back(known.name);
+    const Flag* flag = find_flag(flags, name);
+    if (flag == nullptr)
       return usage_error("unknown flag %s%s; --help lists the flags", name.c_str(),
-                         generate::did_you_mean(name, names).c_str());
-    }
+                         generate::did_you_mean(name, names_of(flags)).c_str());
+    if (!flag->may_repeat && std::find(names.begin(), names.end(), name) != names.end())
+      return usage_error("%s is given twice", name.c_str());
     if (flag->value_name.empty()) {
       if (has_value) return usage_error("%s = %s: the flag takes no value", name.c_str(), value.c_str());
     } else if (!has_value) {
       if (i + 1 == argc) return usage_error("%s needs a value: %s", name.c_str(), flag->expected.c_str());
       value = argv[++i];
     }
-    const Stored stored = flag->store(value);
-    if (stored == Stored::kNotAValue)
-      return usage_error("%s = %s is not %s", name.c_str(), value.c_str(), flag->expected.c_str());
-    if (stored == Stored::kOutOfRange)
-      return usage_error("%s = %s is out of range: it must be %s", name.c_str(), value.c_str(), flag->expected.c_str());
-    if (given != nullptr) given->push_back(name);
+    TOOL_TRY(store(*flag, value));
+    names.push_back(name);
   }
+  if (given != nullptr) *given = std::move(names);
   return {};
 }
 

@@ -3,6 +3,7 @@
 // or not a value that the flag takes, is refused by name:
 //   --kv-len = 12k is not a whole number from 1 to 2147483648
 //   --kv-len = 0 is out of range: it must be a whole number from 1 to 2147483648
+//   --kv-type = bf61 is not one of f32, f16, bf16, e4m3, q8_0, q4_0 (did you mean bf16?)
 #pragma once
 
 #include <cstdint>
@@ -10,9 +11,12 @@
 #include <string>
 #include <vector>
 
+#include "examples/generate/standard_flags.h"
 #include "tools/common/result.h"
 
 namespace tools {
+
+using generate::Asked;
 
 enum class Stored { kYes, kNotAValue, kOutOfRange };
 
@@ -22,6 +26,8 @@ struct Flag {
   std::string help;
   std::string expected;  // "a whole number from 1 to 8"
   std::function<Stored(const std::string&)> store;
+  std::vector<std::string> words = {};  // of a choice: what it takes
+  bool may_repeat = false;
 };
 
 struct Choice {
@@ -46,9 +52,18 @@ const std::vector<Choice>& key_type_choices();  // of keys and values
 const char* dtype_name(int32_t dtype);
 int64_t float_bytes(int32_t dtype);  // f32, f16, bf16
 
-// Takes "--name value", "--name=value", and -h for --help; everything else is refused. given (may be NULL): the names that
-// were there.
-Result parse_flags(const std::vector<Flag>& flags, int argc, const char* const* argv,
+// --help and --version, as lines of the help text. asked_by() and parse_flags() find them.
+void declare_standard(std::vector<Flag>* flags);
+Asked asked_by(const std::vector<Flag>& flags, int argc, const char* const* argv);
+// Prints the help text, or the version.
+Result answer(Asked asked, const char* program, const std::string& help);
+
+// Refuses the first of the given flags that is one of `names`, with the reason: "--alpha is for --policy hgca alone".
+Result refuse_given(const std::vector<std::string>& given, const std::vector<std::string>& names, const std::string& why);
+
+// Takes "--name value" and "--name=value", each name once unless it may repeat; everything else is refused. Where help or
+// the version is asked for, *asked says so and nothing is stored. given (may be NULL): the names that were there.
+Result parse_flags(const std::vector<Flag>& flags, int argc, const char* const* argv, Asked* asked,
                    std::vector<std::string>* given = nullptr);
 // One line per flag.
 std::string flags_help(const std::vector<Flag>& flags);

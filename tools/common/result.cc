@@ -4,6 +4,8 @@
 #include <cstdarg>
 #include <cstdio>
 
+#include "examples/generate/interrupt.h"
+
 namespace tools {
 namespace {
 
@@ -32,7 +34,7 @@ Result refuse(const char* format, ...) {
   va_start(arguments, format);
   std::string message = format_text(format, arguments);
   va_end(arguments);
-  return {std::move(message), false};
+  return {std::move(message), Result::Kind::kFailed};
 }
 
 Result usage_error(const char* format, ...) {
@@ -40,8 +42,18 @@ Result usage_error(const char* format, ...) {
   va_start(arguments, format);
   std::string message = format_text(format, arguments);
   va_end(arguments);
-  return {std::move(message), true};
+  return {std::move(message), Result::Kind::kUsage};
 }
+
+Result interrupted(const char* format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  std::string message = format_text(format, arguments);
+  va_end(arguments);
+  return {std::move(message), Result::Kind::kInterrupted};
+}
+
+Result check_interrupted() { return generate::is_interrupted() ? interrupted("interrupted") : Result(); }
 
 tandem_error** ErrorSlot::out() {
   tandem_error_release(error_);
@@ -51,6 +63,7 @@ tandem_error** ErrorSlot::out() {
 
 Result ErrorSlot::check(int32_t status) const {
   if (status == TANDEM_OK) return {};
+  if (status == TANDEM_ERROR_CANCELLED) TOOL_TRY(check_interrupted());
   return refuse("%s: %s", tandem_status_name(status), tandem_error_message(error_));
 }
 

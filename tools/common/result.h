@@ -11,21 +11,30 @@ namespace tools {
 
 class [[nodiscard]] Result {
  public:
+  enum class Kind {
+    kDone,
+    kFailed,
+    kUsage,       // the command line is wrong, whatever the machine and the files are
+    kInterrupted  // Ctrl-C or SIGTERM came
+  };
   Result() = default;
-  Result(std::string message, bool is_usage) : failed_(true), is_usage_(is_usage), message_(std::move(message)) {}
-  bool ok() const { return !failed_; }
-  // The command line is wrong, whatever the machine and the files are.
-  bool is_usage() const { return is_usage_; }
+  Result(std::string message, Kind kind) : kind_(kind), message_(std::move(message)) {}
+  bool ok() const { return kind_ == Kind::kDone; }
+  bool is_usage() const { return kind_ == Kind::kUsage; }
+  bool is_interrupted() const { return kind_ == Kind::kInterrupted; }
   const std::string& message() const { return message_; }
 
  private:
-  bool failed_ = false, is_usage_ = false;
+  Kind kind_ = Kind::kDone;
   std::string message_;
 };
 
 [[gnu::format(printf, 1, 2)]] std::string text(const char* format, ...);
 [[gnu::format(printf, 1, 2)]] Result refuse(const char* format, ...);
 [[gnu::format(printf, 1, 2)]] Result usage_error(const char* format, ...);
+[[gnu::format(printf, 1, 2)]] Result interrupted(const char* format, ...);
+// Long work begins its parts with it, after generate::catch_interrupts().
+Result check_interrupted();
 
 // The last argument of calls into the library:
 //   ErrorSlot error;

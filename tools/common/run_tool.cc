@@ -5,6 +5,8 @@
 #include <exception>
 #include <new>
 
+#include "examples/generate/interrupt.h"
+
 namespace tools {
 namespace {
 
@@ -35,6 +37,7 @@ int run_tool(const char* name, int argc, const char* const* argv, ToolFn run) {
   for (char& c : line)
     if (static_cast<unsigned char>(c) < 32 || c == 127) c = '?';
   std::fprintf(stderr, "%s: %s\n", name, line.c_str());
+  if (result.is_interrupted()) return generate::interrupt_exit_code();
   return result.is_usage() ? 2 : 1;
 }
 

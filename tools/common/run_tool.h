@@ -9,8 +9,8 @@ namespace tools {
 // good: what was asked for was done, and its answer is no "no" (a wrong output, a plan over its cap).
 using ToolFn = Result (*)(int argc, const char* const* argv, bool* good);
 
-// The exit code: 0; 1 when the answer is "no", or for a failure; 2 for a wrong command line. A line on stderr tells the last
-// two. Exceptions (no memory) and a stdout that cannot be written are failures.
+// The exit code: 0; 1 when the answer is "no", or for a failure; 2 for a wrong command line; 130 for Ctrl-C. A line on
+// stderr tells the last three. Exceptions (no memory) and a stdout that cannot be written are failures.
 int run_tool(const char* name, int argc, const char* const* argv, ToolFn run);
 
 // Flushes stdout: what has been printed so far has arrived, or nobody can read it.

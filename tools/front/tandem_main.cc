@@ -19,7 +19,7 @@
 #include <vector>
 
 #include "examples/generate/nearest_name.h"
-#include "tandem/tandem.h"
+#include "examples/generate/standard_flags.h"
 
 namespace {
 
@@ -35,7 +35,8 @@ constexpr Command kCommands[] = {
     {"plan", "memory and routes of a model and a context, nothing allocated", "CMake builds it with TANDEM_BUILD_TOOLS=ON"},
     {"patterns", "which keys each head attends, by a file; what that takes", "CMake builds it with TANDEM_BUILD_TOOLS=ON"},
     {"bench", "speed of attention, checked, against this machine's limits", "CMake builds it with TANDEM_BUILD_TOOLS=ON"},
-    {"generate", "continue or score a text with a Llama-family model", "CMake builds it with TANDEM_BUILD_EXAMPLES=ON"},
+    {"generate", "continue or score a text with a model whose tokens are bytes",
+     "CMake builds it with TANDEM_BUILD_EXAMPLES=ON"},
     {"demo", "a model answers from 16,384 tokens, dense and hybrid", "CMake builds it with TANDEM_BUILD_EXAMPLES=ON"},
 };
 
@@ -69,7 +70,8 @@ std::string help() {
          "  tandem plan --model DIR --kv-len 131072\n"
          "  tandem bench decode --kv-len 32768 --kv-type bf16,q8_0\n"
          "  tandem generate --model DIR --prompt \"Once upon a time\"\n\n"
-         "Exit codes: 0: done; 1: failed, or the answer is no; 2: a wrong command line.\n";
+         "Exit codes: 0: done; 1: failed, or the answer is no; 2: a wrong command line;\n"
+         "130: ended by Ctrl-C.\n";
 }
 
 // One line on stderr, with nothing but text of what the user typed.
@@ -126,8 +128,7 @@ int serve(const std::vector<char*>& arguments) {
     return run(*command, {flag});
   }
   if (asks_help) return print(help());
-  return print("tandem " + std::to_string(TANDEM_VERSION_MAJOR) + "." + std::to_string(TANDEM_VERSION_MINOR) + "." +
-               std::to_string(TANDEM_VERSION_PATCH) + "\n");
+  return print(generate::version_text("tandem"));
 }
 
 }  // namespace

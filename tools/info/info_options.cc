@@ -10,7 +10,7 @@ std::vector<Flag> info_flags(InfoOptions* options) {
   std::vector<Flag> flags = {switch_flag("--json", &options->json, "one JSON object instead of text")};
   options->engine.declare(&flags);
   flags.push_back(switch_flag("--plan", &options->wants_plan, "also what tandem plan prints, with its flags"));
-  flags.push_back(switch_flag("--help", &options->help, "this text"));
+  declare_standard(&flags);
   return flags;
 }
 
@@ -29,8 +29,8 @@ Result parse_info_options(int argc, const char* const* argv, InfoOptions* option
   options->plan.declare(&plan_flags);
   flags.insert(flags.end(), plan_flags.begin(), plan_flags.end());
   std::vector<std::string> given;
-  TOOL_TRY(parse_flags(flags, argc - 1, argv + 1, &given));
-  if (options->help) return {};
+  TOOL_TRY(parse_flags(flags, argc - 1, argv + 1, &options->asked, &given));
+  if (options->asked != Asked::kNothing) return {};
   if (!options->wants_plan) TOOL_TRY(check_used(given, plan_flags));
   TOOL_TRY(options->engine.check());
   return options->plan.check(given, options->engine);

@@ -10,7 +10,7 @@
 namespace tools {
 
 struct InfoOptions {
-  bool help = false;
+  Asked asked = Asked::kNothing;
   bool json = false;
   bool wants_plan = false;
   EngineFlags engine;

@@ -30,34 +30,58 @@ Json policies() {
   return names;
 }
 
+// *failed: why the backend does not work. The engine is one without it then: what else is here is told all the same.
+Result start_engine(const EngineFlags& flags, Engine* engine, Result* failed) {
+  *failed = flags.start(engine);
+  if (failed->ok() || flags.backend.empty()) return *failed;
+  EngineFlags on_cpu = flags;
+  on_cpu.backend.clear();
+  on_cpu.backend_path.clear();
+  return on_cpu.start(engine);
+}
+
+// In the list of backends, in the place of "not asked for".
+void add_failed_backend(const std::string& name, const std::string& reason, Json* report) {
+  const Json failed = {{"name", name}, {"state", "failed"}, {"reason", reason}};
+  Json& backends = (*report)["backends"];
+  for (Json& backend : backends)
+    if (backend.value("name", "") == name) {
+      backend = failed;
+      return;
+    }
+  backends.push_back(failed);
+}
+
 // fits: every planned length is within the cap.
+Result add_plan(const InfoOptions& options, const Engine& engine, Json* info, std::string* as_text, bool* fits) {
+  std::vector<PlannedLength> plans;
+  TOOL_TRY(make_plans(engine.get(), options.plan, !options.engine.backend.empty(), &plans));
+  for (const PlannedLength& planned : plans) *fits = *fits && planned.over_cap.empty();
+  if (options.json) return plans_json(options.plan, plans, &(*info)["plan"]);
+  *as_text = text("\n%s", plans_text(options.plan, plans).c_str());
+  return {};
+}
+
 Result info_main(int argc, const char* const* argv, bool* fits) {
   InfoOptions options;
   TOOL_TRY(parse_info_options(argc, argv, &options));
-  if (options.help) {
-    std::fputs(info_help().c_str(), stdout);
-    return {};
-  }
+  if (options.asked != Asked::kNothing) return answer(options.asked, "tandem-info", info_help());
   Engine engine;
-  TOOL_TRY(options.engine.start(&engine));
+  Result backend;
+  TOOL_TRY(start_engine(options.engine, &engine, &backend));
   Json report, info;
   TOOL_TRY(engine_report(engine.get(), &report));
+  if (!backend.ok()) add_failed_backend(options.engine.backend, backend.message(), &report);
   info["versions"] = build_versions();
   info["isa"] = instruction_sets(report);
   info["policies"] = policies();
   info["engine"] = report;
-
-  std::vector<PlannedLength> plans;
-  if (options.wants_plan) TOOL_TRY(make_plans(engine.get(), options.plan, !options.engine.backend.empty(), &plans));
-  for (const PlannedLength& planned : plans) *fits = *fits && planned.over_cap.empty();
-  if (options.json) {
-    if (options.wants_plan) TOOL_TRY(plans_json(options.plan, plans, &info["plan"]));
-    std::puts(info.dump().c_str());
-    return {};
-  }
-  std::fputs(json_text(info).c_str(), stdout);
-  if (options.wants_plan) std::printf("\n%s", plans_text(options.plan, plans).c_str());
-  return {};
+  std::string plan;
+  // A plan for a device that does not work would be another than the one asked for.
+  if (options.wants_plan && backend.ok()) TOOL_TRY(add_plan(options, engine, &info, &plan, fits));
+  std::fputs(options.json ? (info.dump() + "\n").c_str() : (json_text(info) + plan).c_str(), stdout);
+  TOOL_TRY(flush_stdout());
+  return backend;
 }
 
 }  // namespace

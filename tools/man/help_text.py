@@ -99,7 +99,7 @@ def summaries_of(front):
 
 def status_items(text):
     return Terms(tuple(((Span(code, "bold"),), (Paragraph((Span(words[:1].upper() + words[1:] + "."),)),))
-                       for code, words in re.findall(r"(\d): (.*?)(?:; |\.$)", text)), is_compact=True)
+                       for code, words in re.findall(r"(\d+): (.*?)(?:; |\.$)", text)), is_compact=True)
 
 
 def same_program(name, command):

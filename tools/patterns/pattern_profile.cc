@@ -3,11 +3,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <csignal>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
 
+#include "examples/generate/interrupt.h"
 #include "tools/bench/machine_facts.h"
 #include "tools/common/flags.h"
 #include "tools/common/run_tool.h"
@@ -21,19 +21,6 @@
 
 namespace tools {
 namespace {
-
-// Calls of the library look at it, too, every few milliseconds. Some parents send the signal twice, so the second one must
-// not end the program in another way.
-int32_t is_interrupted = 0;
-void interrupt(int) { __atomic_store_n(&is_interrupted, 1, __ATOMIC_RELAXED); }
-
-void catch_interrupts() {
-  struct sigaction action = {};
-  action.sa_handler = interrupt;
-  action.sa_flags = SA_RESTART;
-  sigaction(SIGINT, &action, nullptr);
-  sigaction(SIGTERM, &action, nullptr);
-}
 
 // Rows as people read them, as wide as the longest name, or as JSON lines.
 class RowPrinter {
@@ -142,7 +129,7 @@ struct Measurement {
 
   Result start() {
     TOOL_TRY(patterns_to_measure(options, &patterns));
-    TOOL_TRY(ProfileBench::create(options.layer, &is_interrupted, &bench));
+    TOOL_TRY(ProfileBench::create(options.layer, &bench));
     TOOL_TRY(bench->check_memory(options.lengths.back()));
     TOOL_TRY(facts_of(options.layer, bench->engine(), &profile.facts));
     if (!options.append || !std::filesystem::exists(options.out)) return {};
@@ -181,16 +168,15 @@ struct Measurement {
 };
 
 Result measure_profile(const ProfileOptions& options) {
-  catch_interrupts();
+  generate::catch_interrupts();
   Measurement measurement = {options, {}, nullptr, {}};
   TOOL_TRY(measurement.start());
   const Result measured = measurement.run();
   const Profile& profile = measurement.profile;
   if (!profile.rows.empty()) TOOL_TRY(write_picture(options.svg, profile, profile.patterns()));
-  if (measured.ok() || is_interrupted == 0) return measured;
-  if (options.out.empty()) return refuse("interrupted");
-  return refuse("interrupted; rows in %s: %zu; --append measures the missing ones", options.out.c_str(),
-                profile.rows.size());
+  if (!measured.is_interrupted() || options.out.empty()) return measured;
+  return interrupted("interrupted; rows in %s: %zu; --append measures the missing ones", options.out.c_str(),
+                     profile.rows.size());
 }
 
 // Those of --pattern, or all.
@@ -199,8 +185,8 @@ Result patterns_to_read(const ProfileOptions& options, const Profile& profile, s
   *patterns = options.patterns.empty() ? all : names_of(options.patterns);
   for (const std::string& name : *patterns)
     if (std::find(all.begin(), all.end(), name) == all.end())
-      return usage_error("--pattern: %s is not in --from = %s", name.c_str(), options.from.c_str());
-  if (patterns->empty()) return usage_error("--from = %s has no rows", options.from.c_str());
+      return refuse("--pattern: %s is not in --from = %s", name.c_str(), options.from.c_str());
+  if (patterns->empty()) return refuse("--from = %s has no rows", options.from.c_str());
   return {};
 }
 
@@ -209,9 +195,8 @@ Result interpolated_row(const Profile& profile, const std::string& pattern, int6
   const std::vector<ProfilePoint> points = profile.points(pattern);
   const std::optional<double> ns = time_at(points, kv_len);
   if (!ns)
-    return usage_error("--at = %lld: %s was measured from %lld to %lld keys", static_cast<long long>(kv_len),
-                       pattern.c_str(), static_cast<long long>(points.front().kv_len),
-                       static_cast<long long>(points.back().kv_len));
+    return refuse("--at = %lld: %s was measured from %lld to %lld keys", static_cast<long long>(kv_len), pattern.c_str(),
+                  static_cast<long long>(points.front().kv_len), static_cast<long long>(points.back().kv_len));
   (*row)["pattern"] = pattern;
   (*row)["kv_len"] = kv_len;
   (*row)["ns"] = std::llround(*ns);
@@ -241,10 +226,7 @@ Result read_times(const ProfileOptions& options) {
 Result run_pattern_profile(int argc, const char* const* argv) {
   ProfileOptions options;
   TOOL_TRY(parse_profile_options(argc - 1, argv + 1, &options));
-  if (options.help) {
-    std::fputs(profile_help().c_str(), stdout);
-    return {};
-  }
+  if (options.asked != Asked::kNothing) return answer(options.asked, "tandem-patterns", profile_help());
   return options.from.empty() ? measure_profile(options) : read_times(options);
 }
 

@@ -28,22 +28,22 @@ std::vector<ProfilePoint> Profile::points(const std::string& pattern) const {
 }
 
 Result add_row(Profile* profile, const Json& row) {
-  if (!row.is_object()) return usage_error("a row is no object");
+  if (!row.is_object()) return refuse("a row is no object");
   ProfileRow added;
   added.json = row;
   const auto member = [&](const char* name) { return row.contains(name) ? row[name] : Json(); };
   const Json pattern = member("pattern"), kv_len = member("kv_len"), ns = member("ns");
-  if (!pattern.is_string()) return usage_error("a row has no pattern");
+  if (!pattern.is_string()) return refuse("a row has no pattern");
   added.pattern = pattern.get<std::string>();
   if (!kv_len.is_number_integer() || kv_len.get<int64_t>() < 1)
-    return usage_error("a row of %s has no kv_len of 1 or more", added.pattern.c_str());
+    return refuse("a row of %s has no kv_len of 1 or more", added.pattern.c_str());
   added.kv_len = kv_len.get<int64_t>();
   if (!ns.is_number() || !(ns.get<double>() > 0))
-    return usage_error("the row of %s and %lld keys has no ns above 0", added.pattern.c_str(),
-                       static_cast<long long>(added.kv_len));
+    return refuse("the row of %s and %lld keys has no ns above 0", added.pattern.c_str(),
+                  static_cast<long long>(added.kv_len));
   added.ns = ns.get<double>();
   if (profile->has(added.pattern, added.kv_len))
-    return usage_error("%s and %lld keys have two rows", added.pattern.c_str(), static_cast<long long>(added.kv_len));
+    return refuse("%s and %lld keys have two rows", added.pattern.c_str(), static_cast<long long>(added.kv_len));
   profile->rows.push_back(std::move(added));
   return {};
 }
@@ -51,13 +51,12 @@ Result add_row(Profile* profile, const Json& row) {
 namespace {
 
 Result parse_profile(const Json& json, Profile* profile) {
-  if (!json.is_object()) return usage_error("it is no JSON object");
-  if (!json.contains("rows") || !json["rows"].is_array()) return usage_error("it has no rows");
+  if (!json.is_object()) return refuse("it is no JSON object");
+  if (!json.contains("rows") || !json["rows"].is_array()) return refuse("it has no rows");
   profile->facts = json;
   profile->facts.erase("rows");
   const Json q_heads = json.contains("shape") ? find_member(json["shape"], "q_heads") : Json();
-  if (!q_heads.is_number_integer() || q_heads.get<int64_t>() < 1)
-    return usage_error("its shape has no q_heads of 1 or more");
+  if (!q_heads.is_number_integer() || q_heads.get<int64_t>() < 1) return refuse("its shape has no q_heads of 1 or more");
   for (const Json& row : json["rows"]) TOOL_TRY(add_row(profile, row));
   return {};
 }
@@ -80,10 +79,10 @@ std::string first_difference(const Json& of_file, const Json& own, const std::st
 
 Result read_profile(const char* option, const std::string& path, Profile* profile) {
   std::ifstream file(path, std::ios::binary);
-  if (!file) return usage_error("%s = %s cannot be read", option, path.c_str());
+  if (!file) return refuse("%s = %s cannot be read", option, path.c_str());
   const Result parsed = parse_profile(Json::parse(file, nullptr, false), profile);
   if (parsed.ok()) return {};
-  return usage_error("%s = %s is no profile: %s", option, path.c_str(), parsed.message().c_str());
+  return refuse("%s = %s is no profile: %s", option, path.c_str(), parsed.message().c_str());
 }
 
 Result write_profile(const std::string& path, const Profile& profile) {
@@ -105,7 +104,7 @@ Result write_profile(const std::string& path, const Profile& profile) {
 Result check_facts(const std::string& path, const Json& of_file, const Json& own) {
   const std::string difference = first_difference(of_file, own, "");
   if (difference.empty()) return {};
-  return usage_error("--append: the rows of --out = %s are of something else: %s", path.c_str(), difference.c_str());
+  return refuse("--append: the rows of --out = %s are of something else: %s", path.c_str(), difference.c_str());
 }
 
 }  // namespace tools

@@ -6,6 +6,8 @@
 #include <cmath>
 #include <cstring>
 
+#include "examples/generate/interrupt.h"
+#include "examples/generate/progress_bar.h"
 #include "tools/bench/machine_facts.h"
 #include "tools/common/engine_report.h"
 #include "tools/common/flags.h"
@@ -59,8 +61,8 @@ class OwnedSequence {
 
 }  // namespace
 
-Result ProfileBench::create(const ProfileLayer& layer, const int32_t* cancel, std::unique_ptr<ProfileBench>* bench) {
-  std::unique_ptr<ProfileBench> made(new ProfileBench(layer, cancel));
+Result ProfileBench::create(const ProfileLayer& layer, std::unique_ptr<ProfileBench>* bench) {
+  std::unique_ptr<ProfileBench> made(new ProfileBench(layer));
   // q, k, v, o, and a copy of q in f32 while q is made.
   const int64_t dim_bytes = 2 * (layer.n_q_heads + layer.n_kv_heads) * float_bytes(layer.io_type) + 4 * layer.n_q_heads;
   TOOL_TRY(check_available("--chunk", layer.chunk, static_cast<double>(dim_bytes * layer.head_dim * layer.chunk)));
@@ -165,13 +167,11 @@ tandem_tensor ProfileBench::tensor(Rows* rows, int64_t n_tokens) const {
   return view;
 }
 
-Result ProfileBench::check_interrupted() const {
-  return __atomic_load_n(cancel_, __ATOMIC_RELAXED) == 0 ? Result() : refuse("interrupted");
-}
-
 Result ProfileBench::fill(int64_t sequence, int64_t n_tokens) {
   ErrorSlot error;
+  generate::ProgressBar bar("fill", n_tokens, "keys");
   for (int64_t first = 0; first < n_tokens; first += kFillTokens) {
+    bar.show(first);
     const int64_t n = std::min(kFillTokens, n_tokens - first);
     TOOL_TRY(check_interrupted());
     Rows k_rows = make_rows(first, n, layer_.n_kv_heads, 5), v_rows = make_rows(first, n, layer_.n_kv_heads, 6);
@@ -197,7 +197,7 @@ Result ProfileBench::attend(tandem_session* session, int64_t sequence, int64_t q
   args.k = &k;
   args.v = &v;
   args.o = &o;
-  args.cancel = device_ == nullptr ? cancel_ : nullptr;  // a call on device tensors cannot be stopped half-way
+  if (device_ == nullptr) args.cancel = generate::interrupt_flag();  // a call on device tensors cannot be stopped half-way
   const auto begin = std::chrono::steady_clock::now();
   Result result = error.check(tandem_attend(session, &args, error.out()));
   if (result.ok() && device_ != nullptr) result = device_->wait();
@@ -232,6 +232,7 @@ Result ProfileBench::measure(int64_t kv_len, const std::vector<tandem_head_patte
   std::vector<std::vector<double>> ns(patterns.size());
   times->assign(patterns.size(), {});
   const int64_t n_untimed = device_ != nullptr ? 1 : 0;
+  generate::ProgressBar bar(text("%lld keys", static_cast<long long>(kv_len)), n_untimed + layer_.repeats, "rounds");
   for (int64_t round = 0; round < n_untimed + layer_.repeats; ++round) {
     std::vector<double> of_round;
     TOOL_TRY(repeat(sequence.id(), kv_len, sessions, &of_round));
@@ -241,6 +242,7 @@ Result ProfileBench::measure(int64_t kv_len, const std::vector<tandem_head_patte
       ProfileTime& time = (*times)[i];
       TOOL_TRY(error.check(tandem_session_pattern_pairs(&time.pairs, &time.dense_pairs, sessions[i].get(), 0, error.out())));
     }
+    bar.show(round + 1);
   }
   for (size_t i = 0; i < patterns.size(); ++i) (*times)[i].ns = median(ns[i]);
   return {};

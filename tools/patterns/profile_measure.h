@@ -31,8 +31,7 @@ struct ProfileTime {
 
 class ProfileBench {
  public:
-  // cancel: a flag that ends a measurement early, by a failure.
-  static Result create(const ProfileLayer& layer, const int32_t* cancel, std::unique_ptr<ProfileBench>* bench);
+  static Result create(const ProfileLayer& layer, std::unique_ptr<ProfileBench>* bench);
 
   // Refuses a length whose keys the memory does not hold.
   Result check_memory(int64_t kv_len) const;
@@ -52,13 +51,12 @@ class ProfileBench {
     std::vector<uint8_t> bytes;
     DeviceBuffer on_device;  // the same there, where calls take it from
   };
-  ProfileBench(const ProfileLayer& layer, const int32_t* cancel) : layer_(layer), cancel_(cancel) {}
+  explicit ProfileBench(const ProfileLayer& layer) : layer_(layer) {}
   Result create_objects();
   Result create_rows();
   Result create_session(const tandem_head_pattern* pattern, int64_t kv_len, Session* session) const;
   Rows make_rows(int64_t first_token, int64_t n_tokens, int64_t n_heads, uint64_t seed) const;
   tandem_tensor tensor(Rows* rows, int64_t n_tokens) const;
-  Result check_interrupted() const;
   Result fill(int64_t sequence, int64_t n_tokens);
   Result attend(tandem_session* session, int64_t sequence, int64_t q_len, double* ns);
   Result repeat(int64_t sequence, int64_t kv_len, const std::vector<Session>& sessions, std::vector<double>* ns);
@@ -67,7 +65,6 @@ class ProfileBench {
   Result outputs(int64_t q_len, std::vector<float>* values);
 
   ProfileLayer layer_;
-  const int32_t* cancel_;
   std::vector<float> base_;  // [kPeriod, head_dim], the rows that return
   Engine engine_;
   std::unique_ptr<DeviceMemory> device_;  // NULL: calls are on host tensors

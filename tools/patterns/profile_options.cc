@@ -11,14 +11,18 @@ namespace tools {
 namespace {
 
 Flag pattern_flag(std::vector<tandem_head_pattern>* to) {
-  return {"--pattern", "PATTERN", "a pattern, as a_shape=100/800; the flag may be there several times",
+  return {"--pattern",
+          "PATTERN",
+          "a pattern, as a_shape=100/800; the flag may be there several times",
           "full, a_shape=SINKS/WINDOW, vertical_slash=COLUMNS/DIAGONALS, block_sparse=BLOCKS, or several of these with +",
           [to](const std::string& value) {
             tandem_head_pattern pattern;
             if (!parse_pattern(value, &pattern)) return Stored::kNotAValue;
             add_distinct(to, pattern);
             return Stored::kYes;
-          }};
+          },
+          {},
+          true};
 }
 
 Flag shape_flag(ProfileLayer* layer) {
@@ -57,7 +61,7 @@ std::vector<Flag> profile_flags(ProfileOptions* options) {
       switch_flag("--json", &options->json, "a JSON line for each row instead of a table"),
   };
   layer->engine.declare(&flags);
-  flags.push_back(switch_flag("--help", &options->help, "this text"));
+  declare_standard(&flags);
   return flags;
 }
 
@@ -94,8 +98,8 @@ Result parse_profile_options(int argc, const char* const* argv, ProfileOptions* 
   if (has_path) options->heads_path = argv[1];
   const int n_read = has_path ? 2 : 1;
   std::vector<std::string> given;
-  TOOL_TRY(parse_flags(profile_flags(options), argc - n_read, argv + n_read, &given));
-  if (options->help) return {};
+  TOOL_TRY(parse_flags(profile_flags(options), argc - n_read, argv + n_read, &options->asked, &given));
+  if (options->asked != Asked::kNothing) return {};
   std::sort(options->lengths.begin(), options->lengths.end());
   options->lengths.erase(std::unique(options->lengths.begin(), options->lengths.end()), options->lengths.end());
   return options->from.empty() ? check_measuring(options) : check_reading(*options, given);

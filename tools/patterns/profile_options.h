@@ -24,7 +24,8 @@ struct ProfileLayer {
 };
 
 struct ProfileOptions {
-  bool help = false, json = false, append = false;
+  Asked asked = Asked::kNothing;
+  bool json = false, append = false;
   ProfileLayer layer;
   std::string heads_path;                     // a file of head patterns
   std::vector<tandem_head_pattern> patterns;  // of --pattern

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: MIT
 // tandem-patterns: what a file of head patterns says, as tandem_patterns_read() reads it; the search that makes one; and the
 // times that patterns take.
+#include <algorithm>
 #include <cstdio>
+#include <filesystem>
 #include <fstream>
 
+#include "examples/generate/nearest_name.h"
 #include "tools/common/flags.h"
 #include "tools/common/run_tool.h"
 #include "tools/patterns/pattern_profile.h"
@@ -14,22 +17,24 @@ namespace tools {
 namespace {
 
 struct PatternsCommand {
-  bool help = false, json = false;
+  Asked asked = Asked::kNothing;
+  bool json = false;
   std::string path, svg;
   tandem_pattern_file_options options = TANDEM_PATTERN_FILE_OPTIONS_INIT;
 };
 
 std::vector<Flag> patterns_flags(PatternsCommand* command) {
   tandem_pattern_file_options* options = &command->options;
-  return {
+  std::vector<Flag> flags = {
       number_flag("--group-size", &options->group_size, 1, 4096, "gates: query heads of a KV head (1)"),
       real_flag("--threshold", &options->threshold, 0, 1e6, "gates: heads are full from this gate on (the file's median)"),
       number_flag("--sink-tokens", &options->sink_tokens, 0, INT32_MAX, "gates: first tokens of the other heads (128)"),
       number_flag("--window-tokens", &options->window_tokens, 1, INT32_MAX, "gates: newest tokens of the other heads (256)"),
       text_flag("--svg", "OUT", &command->svg, "draw the picture into this file, too"),
       switch_flag("--json", &command->json, "one JSON object instead of text"),
-      switch_flag("--help", &command->help, "this text"),
   };
+  declare_standard(&flags);
+  return flags;
 }
 
 std::string patterns_help() {
@@ -53,21 +58,33 @@ std::string patterns_help() {
          flags_help(patterns_flags(&command));
 }
 
-// "show FILE flags...", or a flag that asks for help.
+// As the library tells it from gates: by the first character. A file that cannot be read is left to the library.
+bool is_json(const std::string& path) {
+  std::ifstream file(path);
+  char first = 0;
+  return std::filesystem::is_regular_file(path) && file >> first && (first == '[' || first == '{');
+}
+
+// "show FILE flags...", or help.
 Result parse_command(int argc, const char* const* argv, PatternsCommand* command) {
-  const std::string first = argc > 1 ? argv[1] : "";
-  if (first == "--help" || first == "-h") {
-    command->help = true;
-    return {};
-  }
+  const std::vector<Flag> flags = patterns_flags(command);
+  command->asked = asked_by(flags, argc - 1, argv + 1);
+  if (command->asked != Asked::kNothing) return {};
   if (argc < 2) return usage_error("what to do is missing: show FILE, search MODEL or profile (--help tells more)");
+  const std::string first = argv[1];
   if (first != "show")
-    return usage_error("\"%s\" is none of show, search and profile: tandem patterns show FILE", first.c_str());
+    return usage_error("\"%s\" is none of show, search and profile%s: tandem patterns show FILE", first.c_str(),
+                       generate::did_you_mean(first, {"show", "search", "profile"}).c_str());
   const bool has_path = argc > 2 && argv[2][0] != '-';
   if (has_path) command->path = argv[2];
   const int n_read = has_path ? 3 : 2;
-  TOOL_TRY(parse_flags(patterns_flags(command), argc - n_read, argv + n_read));
-  if (!command->help && command->path.empty()) return usage_error("show needs a file, in front of its flags");
+  std::vector<std::string> given;
+  TOOL_TRY(parse_flags(flags, argc - n_read, argv + n_read, &command->asked, &given));
+  if (command->path.empty()) return usage_error("show needs a file, in front of its flags");
+  static const std::vector<std::string> kOfGates = {"--group-size", "--threshold", "--sink-tokens", "--window-tokens"};
+  for (const std::string& name : given)
+    if (std::find(kOfGates.begin(), kOfGates.end(), name) != kOfGates.end() && is_json(command->path))
+      return refuse("%s is for gates, and %s is JSON", name.c_str(), command->path.c_str());
   return {};
 }
 
@@ -78,14 +95,14 @@ Result write_file(const std::string& path, const std::string& text) {
 }
 
 Result patterns_main(int argc, const char* const* argv, bool*) {
-  if (argc > 1 && std::string(argv[1]) == "search") return run_pattern_search(argc, argv);
+  if (argc > 1 && std::string(argv[1]) == "search") {
+    if (argc > 2 && std::string(argv[2]) == "--version") return answer(Asked::kVersion, "tandem-patterns", "");
+    return run_pattern_search(argc, argv);
+  }
   if (argc > 1 && std::string(argv[1]) == "profile") return run_pattern_profile(argc, argv);
   PatternsCommand command;
   TOOL_TRY(parse_command(argc, argv, &command));
-  if (command.help) {
-    std::fputs(patterns_help().c_str(), stdout);
-    return {};
-  }
+  if (command.asked != Asked::kNothing) return answer(command.asked, "tandem-patterns", patterns_help());
   PatternHeads heads;
   TOOL_TRY(read_heads(command.path, command.options, &heads));
   if (!command.svg.empty()) TOOL_TRY(write_file(command.svg, patterns_svg(heads)));

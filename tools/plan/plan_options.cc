@@ -42,9 +42,10 @@ void PlanOptions::declare(std::vector<Flag>* flags) {
       choice_flag("--policy", &policy, library_choices(tandem_policy_name), "which keys are attended (all)"),
       text_flag("--pruning", "PRESET", &pruning, "hip: what it prunes (small)"),
       text_flag("--patterns", "FILE", &patterns_path, "patterns, which needs it: a file of head patterns, of all layers"),
-      number_flag("--window", &window, 0, kMaxLen,
-                  "newest tokens, always attended, on the device (4096; with --backend, hip: at least, patterns: the longest "
-                  "length)"),
+      number_flag(
+          "--window", &window, 0, kMaxLen,
+          "newest tokens, always attended, on the device (4096; with --backend, hip: at least, patterns: the longest "
+          "length)"),
       number_flag("--sinks", &sinks, 0, kMaxLen, "first tokens, always attended (64)"),
       choice_flag("--route", &route, {std::begin(kRoutes), std::end(kRoutes)},
                   "which processor attends keys outside the window, with --backend (auto)"),
@@ -62,9 +63,15 @@ bool PlanOptions::follows_patterns() const { return std::string_view(tandem_poli
 
 const char* PlanOptions::route_name() const { return route < 0 ? nullptr : kRoutes[route].name; }
 
-Result PlanOptions::check_policy(const std::vector<std::string>& given) const {
-  if (has(given, "--pruning") && !prunes()) return usage_error("--pruning is for --policy hip alone");
-  if (has(given, "--patterns") && !follows_patterns()) return usage_error("--patterns is for --policy patterns alone");
+// Flags that would change nothing are refused.
+Result PlanOptions::check_policy(const std::vector<std::string>& given, const EngineFlags& engine) const {
+  const std::string_view name = tandem_policy_name(policy);
+  const bool keeps_ends = name == "streaming" || name == "hgca";
+  if (!prunes()) TOOL_TRY(refuse_given(given, {"--pruning"}, "is for --policy hip alone"));
+  if (!follows_patterns()) TOOL_TRY(refuse_given(given, {"--patterns"}, "is for --policy patterns alone"));
+  if (!keeps_ends) TOOL_TRY(refuse_given(given, {"--sinks"}, "is for --policy streaming and hgca alone"));
+  if (!keeps_ends && engine.backend.empty())
+    TOOL_TRY(refuse_given(given, {"--window"}, "is for --policy streaming and hgca, or a device (--backend is missing)"));
   if (follows_patterns() && patterns_path.empty()) return usage_error("--policy = patterns: --patterns FILE is missing");
   return {};
 }
@@ -77,7 +84,7 @@ Result PlanOptions::check(const std::vector<std::string>& given, const EngineFla
   if (is_given("--kv-len") && is_given("--context")) return usage_error("--context and --kv-len are the same: give one");
   for (const char* name : {"--route", "--device-cap-gib"})
     if (is_given(name) && engine.backend.empty()) return usage_error("%s is about a device: --backend is missing", name);
-  TOOL_TRY(check_policy(given));
+  TOOL_TRY(check_policy(given, engine));
   if (route == kHostAndStream && !is_given("--stream-share"))
     return usage_error("--route = host+stream needs --stream-share");
   if (route != kHostAndStream && is_given("--stream-share"))
@@ -85,6 +92,7 @@ Result PlanOptions::check(const std::vector<std::string>& given, const EngineFla
   if (is_given("--recompute-share") && route != kRecompute)
     return usage_error("--recompute-share is for --route recompute alone");
   if (route == kRecompute && x_type == 0) x_type = TANDEM_BF16;
+  if (x_type == 0) TOOL_TRY(refuse_given(given, {"--hidden-dim"}, "is for --x-type and --route recompute alone"));
   if (kv_lens.empty()) kv_lens = {32768, 131072};
   for (const int64_t kv_len : kv_lens)
     if (q_len > 1 && q_len > kv_len)

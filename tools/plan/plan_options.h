@@ -52,7 +52,7 @@ struct PlanOptions {
   Result check(const std::vector<std::string>& given, const EngineFlags& engine);
 
  private:
-  Result check_policy(const std::vector<std::string>& given) const;
+  Result check_policy(const std::vector<std::string>& given, const EngineFlags& engine) const;
 };
 
 }  // namespace tools

@@ -10,7 +10,8 @@ namespace tools {
 namespace {
 
 struct PlanCommand {
-  bool help = false, json = false;
+  Asked asked = Asked::kNothing;
+  bool json = false;
   EngineFlags engine;
   PlanOptions plan;
 };
@@ -20,7 +21,7 @@ std::vector<Flag> plan_flags(PlanCommand* command) {
   command->plan.declare(&flags);
   command->engine.declare(&flags);
   flags.push_back(switch_flag("--json", &command->json, "one JSON object instead of text"));
-  flags.push_back(switch_flag("--help", &command->help, "this text"));
+  declare_standard(&flags);
   return flags;
 }
 
@@ -43,11 +44,8 @@ std::string plan_help() {
 Result plan_main(int argc, const char* const* argv, bool* fits) {
   PlanCommand command;
   std::vector<std::string> given;
-  TOOL_TRY(parse_flags(plan_flags(&command), argc - 1, argv + 1, &given));
-  if (command.help) {
-    std::fputs(plan_help().c_str(), stdout);
-    return {};
-  }
+  TOOL_TRY(parse_flags(plan_flags(&command), argc - 1, argv + 1, &command.asked, &given));
+  if (command.asked != Asked::kNothing) return answer(command.asked, "tandem-plan", plan_help());
   TOOL_TRY(command.engine.check());
   TOOL_TRY(command.plan.check(given, command.engine));
   Engine engine;
