@@ -34,8 +34,8 @@
  *   Version   Introduced in 0.2 unless said otherwise. Programs and bindings for 0.1 are compiled again (CHANGELOG.md).
  *
  * This is the one file to include. At its end it brings tensors.h (attention over the caller's own K and V), weights.h
- * (projections, offloaded weights), selection.h (keys that the caller names), pruning.h, patterns.h and plan.h (memory,
- * routes, what is supported, statistics), of which the same holds.
+ * (projections, offloaded weights), selection.h (keys that the caller names), pruning.h, patterns.h, saving.h (sequences to
+ * files) and plan.h (memory, routes, what is supported, statistics), of which the same holds.
  */
 #ifndef TANDEM_TANDEM_H_
 #define TANDEM_TANDEM_H_
@@ -347,8 +347,7 @@ TANDEM_API int32_t tandem_sequence_read(const tandem_tensor *k, const tandem_ten
 /* Committed tokens of one layer. */
 TANDEM_API int32_t tandem_sequence_length(int64_t *n_tokens, const tandem_cache *cache, int64_t sequence, int32_t layer_idx,
                                           tandem_error **error);
-/* Hash of lengths, positions and stored bytes of every layer, hidden states too: equal for equal content, wherever its pages
- * are. */
+/* Hash of lengths, positions and stored bytes of every layer, hidden states too: equal for equal content in other pages too. */
 TANDEM_API int32_t tandem_sequence_digest(uint64_t *digest, const tandem_cache *cache, int64_t sequence, tandem_error **error);
 
 /* ---- session ---------------------------------------------------------------------------------------------------- */
@@ -595,6 +594,7 @@ TANDEM_API int32_t tandem_merge(const tandem_tensor *o_out, const tandem_tensor 
 #include "tandem/selection.h"
 #include "tandem/pruning.h"
 #include "tandem/patterns.h"
+#include "tandem/saving.h"
 #include "tandem/plan.h"
 
 #endif /* TANDEM_TANDEM_H_ */

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -33,6 +34,15 @@ class Cache final : public SequenceTable {
   int64_t trim();                               // returns how many bytes of the host's memory it has given back
   std::vector<int64_t> list_sequences() const;  // ascending
 
+  // A sequence that nobody else sees until list(), to be filled from the page table's begin on. grow_unlisted(): pages for
+  // n_tokens tokens, and the extents as they are then. list(): `adopt` comes first, and gives a listener what it has of the
+  // sequence; on failure the sequence is still unlisted. drop_unlisted(): gives its pages back, and the memory of extents
+  // too where the cache has more than host_bytes, what it had before.
+  std::unique_ptr<Sequence> create_unlisted();
+  Status grow_unlisted(Sequence& sequence, int64_t n_tokens, std::vector<std::byte*>* extents);
+  Status list(std::unique_ptr<Sequence>& sequence, const std::function<void()>& adopt);
+  void drop_unlisted(std::unique_ptr<Sequence> sequence, int64_t host_bytes);
+
   // For sessions. The caller holds mutex(), exclusively.
   // Room for n_tokens tokens in all, which a call is about to have, writable from the shortest layer's end on, in the store
   // and in every session.
@@ -54,6 +64,7 @@ class Cache final : public SequenceTable {
 
  private:
   using SequenceTable::SequenceTable;
+  std::unique_ptr<Sequence> make_sequence();  // with an id of its own
   Status hold_room(Sequence& sequence, int64_t n_tokens, const char* field, const Watch& watch);
   Status make_writable(Sequence& sequence, int64_t first_page, int64_t n_new_pages);
   void quiesce(const Sequence& sequence);
