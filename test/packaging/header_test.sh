@@ -15,7 +15,7 @@ for header in tandem.h tensors.h weights.h selection.h pruning.h patterns.h savi
     step "$header as $standard" compile $header $standard "$cc" c
   done
 done
-for header in tandem.h tensors.h weights.h selection.h pruning.h patterns.h saving.h plan.h dlpack.h tandem.hpp; do
+for header in tandem.h tensors.h weights.h selection.h pruning.h patterns.h saving.h plan.h dlpack.h tandem.hpp saving.hpp; do
   for standard in c++11 c++14 c++17 c++20 c++2b; do
     step "$header as $standard" compile $header $standard "$cxx" c++
   done

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Made by tools/abi/generate.py from include/tandem/; not to be edited.
 //! The fingerprint, the callbacks and the structs, in the order of the header.
+use crate::tandem_session;
 use std::os::raw::{c_char, c_void};
 
 /// `tandem_abi_fingerprint(TANDEM_VERSION_MINOR)` that these declarations were written for (64-bit pointers).
