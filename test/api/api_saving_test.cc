@@ -70,11 +70,17 @@ int64_t held_bytes(tandem_cache* cache) {
   return stats.host_kv_bytes + stats.host_session_bytes + stats.selection_bytes;
 }
 
+int64_t used_pages(tandem_cache* cache) {
+  tandem_cache_stats stats = TANDEM_CACHE_STATS_INIT;
+  OK(tandem_cache_get_stats, &stats, cache);
+  return stats.n_pages_used;
+}
+
 // Refused with this status, whatever the field, and nothing is left.
 void assert_nothing_is_left(tandem_cache* cache, MemoryFile& file, const std::vector<int32_t>& statuses,
                             tandem_session* session = nullptr) {
   const auto before = sequences_of(cache);
-  const int64_t bytes = held_bytes(cache);
+  const int64_t bytes = held_bytes(cache), n_pages = used_pages(cache);
   int64_t sequence = -7;
   file.rewind();
   tandem_load_options options = TANDEM_LOAD_OPTIONS_INIT;
@@ -88,6 +94,7 @@ void assert_nothing_is_left(tandem_cache* cache, MemoryFile& file, const std::ve
   assert_int_equal(sequence, -7);
   assert_true(sequences_of(cache) == before);
   assert_int_equal(held_bytes(cache), bytes);
+  assert_int_equal(used_pages(cache), n_pages);
 }
 
 // ---- tests -------------------------------------------------------------------------------------------------------------
