@@ -125,12 +125,10 @@ class Loading {
       return reader.corrupt("the last section ends at byte " + std::to_string(reader.n_taken()) + ", the file at " +
                             std::to_string(header_.bytes));
     TANDEM_TRY(give_blobs(args));
-    const int64_t made_id = made_->id;
-    TANDEM_TRY(cache_.list(made_, [&] {
+    const auto adopt = [&](int64_t made_id) {
       if (args.states != nullptr) args.states->adopt(made_id, std::move(state_));
-    }));
-    *id = made_id;
-    return {};
+    };
+    return cache_.list(made_, adopt, id);
   }
 
  private:

@@ -77,24 +77,18 @@ void Cache::quiesce(const Sequence& sequence) {
 
 Status Cache::create_sequence(int64_t* id) {
   std::unique_lock lock(mutex_);
-  auto made = make_sequence();
-  const int64_t made_id = made->id;
-  sequences_.emplace(made_id, std::move(made));
-  *id = made_id;
+  auto made = create_unlisted();
+  made->id = next_id_;
+  sequences_.emplace(next_id_, std::move(made));
+  *id = next_id_++;
   return {};
 }
 
-std::unique_ptr<Sequence> Cache::make_sequence() {
+std::unique_ptr<Sequence> Cache::create_unlisted() const {
   auto made = std::make_unique<Sequence>();
   made->lengths.assign(layers_.size(), 0);
   made->speculative.assign(layers_.size(), 0);
-  made->id = next_id_++;
   return made;
-}
-
-std::unique_ptr<Sequence> Cache::create_unlisted() {
-  std::unique_lock lock(mutex_);
-  return make_sequence();
 }
 
 Status Cache::grow_unlisted(Sequence& sequence, int64_t n_tokens, std::vector<std::byte*>* extents) {
@@ -105,12 +99,12 @@ Status Cache::grow_unlisted(Sequence& sequence, int64_t n_tokens, std::vector<st
   return {};
 }
 
-Status Cache::list(std::unique_ptr<Sequence>& sequence, const std::function<void()>& adopt) {
+Status Cache::list(std::unique_ptr<Sequence>& sequence, const std::function<void(int64_t)>& adopt, int64_t* listed_id) {
   std::unique_lock lock(mutex_);
-  const int64_t id = sequence->id;
+  const int64_t id = sequence->id = next_id_;
   Status status;
   try {
-    adopt();
+    adopt(id);
     for (CacheListener* listener : listeners_)
       if (status.ok()) status = listener->on_reserve(*sequence, sequence->longest(), {});
     if (status.ok()) sequences_.emplace(id, nullptr);
@@ -118,11 +112,13 @@ Status Cache::list(std::unique_ptr<Sequence>& sequence, const std::function<void
     for (CacheListener* listener : listeners_) listener->on_drop(id);
     throw;
   }
-  if (status.ok())
-    sequences_[id] = std::move(sequence);
-  else
+  if (!status.ok()) {
     for (CacheListener* listener : listeners_) listener->on_drop(id);
-  return status;
+    return status;
+  }
+  sequences_[id] = std::move(sequence);
+  *listed_id = next_id_++;
+  return {};
 }
 
 void Cache::drop_unlisted(std::unique_ptr<Sequence> sequence, int64_t host_bytes) {

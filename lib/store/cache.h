@@ -35,12 +35,12 @@ class Cache final : public SequenceTable {
   std::vector<int64_t> list_sequences() const;  // ascending
 
   // A sequence that nobody else sees until list(), to be filled from the page table's begin on. grow_unlisted(): pages for
-  // n_tokens tokens, and the extents as they are then. list(): `adopt` comes first, and gives a listener what it has of the
-  // sequence; on failure the sequence is still unlisted. drop_unlisted(): gives its pages back, and the memory of extents
-  // too where the cache has more than host_bytes, what it had before.
-  std::unique_ptr<Sequence> create_unlisted();
+  // n_tokens tokens, and the extents as they are then. list(): gives it its id; `adopt`, which gets that, comes first and
+  // gives a listener what it has of the sequence; on failure the sequence is still unlisted. drop_unlisted(): gives its
+  // pages back, and the memory of extents too where the cache has more than host_bytes, what it had before.
+  std::unique_ptr<Sequence> create_unlisted() const;
   Status grow_unlisted(Sequence& sequence, int64_t n_tokens, std::vector<std::byte*>* extents);
-  Status list(std::unique_ptr<Sequence>& sequence, const std::function<void()>& adopt);
+  Status list(std::unique_ptr<Sequence>& sequence, const std::function<void(int64_t)>& adopt, int64_t* id);
   void drop_unlisted(std::unique_ptr<Sequence> sequence, int64_t host_bytes);
 
   // For sessions. The caller holds mutex(), exclusively.
@@ -64,7 +64,6 @@ class Cache final : public SequenceTable {
 
  private:
   using SequenceTable::SequenceTable;
-  std::unique_ptr<Sequence> make_sequence();  // with an id of its own
   Status hold_room(Sequence& sequence, int64_t n_tokens, const char* field, const Watch& watch);
   Status make_writable(Sequence& sequence, int64_t first_page, int64_t n_new_pages);
   void quiesce(const Sequence& sequence);
