@@ -8,7 +8,8 @@ include(CMakePackageConfigHelpers)
 
 set(tandem_package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/tandem)
 
-set(tandem_headers tandem.h tensors.h weights.h selection.h pruning.h patterns.h plan.h tandem.hpp dlpack.h)
+set(tandem_headers tandem.h tensors.h weights.h selection.h pruning.h patterns.h saving.h plan.h tandem.hpp saving.hpp
+    dlpack.h)
 list(TRANSFORM tandem_headers PREPEND ${PROJECT_SOURCE_DIR}/include/tandem/)
 install(FILES ${tandem_headers} ${PROJECT_SOURCE_DIR}/bindings/ggml/tandem-ggml.h
         DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/tandem COMPONENT dev)

@@ -172,6 +172,31 @@ tandem_go_result tandem_go_weights_done(tandem_weights* weights, int32_t block_i
   return result;
 }
 
+static int32_t write_entry(const void* data, int64_t n_bytes, void* user) {
+  return tandemGoWrite((void*)data, n_bytes, (uintptr_t)user);
+}
+
+static int64_t read_entry(void* data, int64_t n_bytes, void* user) { return tandemGoRead(data, n_bytes, (uintptr_t)user); }
+
+static int32_t blob_entry(const char* name, const void* data, int64_t n_bytes, void* user) {
+  return tandemGoBlob((char*)name, (void*)data, n_bytes, (uintptr_t)user);
+}
+
+int32_t tandem_go_save(tandem_cache* cache, int64_t sequence, uintptr_t number, const tandem_save_options* options,
+                       tandem_error** error) {
+  return tandem_sequence_save(cache, sequence, write_entry, (void*)number, options, error);
+}
+
+int32_t tandem_go_load(int64_t* sequence, tandem_cache* cache, uintptr_t number, const tandem_load_options* options,
+                       int32_t takes_blobs, tandem_error** error) {
+  tandem_load_options all = *options;
+  if (takes_blobs != 0) {
+    all.blob = blob_entry;
+    all.blob_user = (void*)number;
+  }
+  return tandem_sequence_load(sequence, cache, read_entry, (void*)number, &all, error);
+}
+
 void* tandem_go_address(uintptr_t number) { return (void*)number; }
 
 static void log_entry(int32_t level, const char* message, void* user) {

@@ -44,8 +44,8 @@
  *
  * This is the one file to include. At its end it brings tensors.h (attention over the caller's own
  * K and V), weights.h (projections, offloaded weights), selection.h (keys that the caller names),
- * pruning.h, patterns.h and plan.h (memory, routes, what is supported, statistics), of which the
- * same holds. */
+ * pruning.h, patterns.h, saving.h (sequences to files) and plan.h (memory, routes, what is
+ * supported, statistics), of which the same holds. */
 #ifndef TANDEM_TANDEM_H_
 #define TANDEM_TANDEM_H_
 
@@ -591,6 +591,7 @@ TANDEM_API int32_t tandem_step_end(tandem_session *session, void *stream, tandem
 #include "tandem/selection.h"
 #include "tandem/pruning.h"
 #include "tandem/patterns.h"
+#include "tandem/saving.h"
 #include "tandem/plan.h"
 
 #endif /* TANDEM_TANDEM_H_ */

@@ -10,7 +10,7 @@
 //   session.attend(args);
 //
 // Every object owns one handle, moves and does not copy; get() gives it to any function of tandem.h. Objects may be
-// destroyed in any order: the handles keep alive what they need.
+// destroyed in any order: the handles keep alive what they need. At its end this header brings saving.hpp: sequences in files.
 #ifndef TANDEM_TANDEM_HPP_
 #define TANDEM_TANDEM_HPP_
 
@@ -495,5 +495,7 @@ inline void merge(const tandem_tensor& o_out, const tandem_tensor& lse_out, cons
 
 }  // namespace cpp
 }  // namespace tandem
+
+#include "tandem/saving.hpp"
 
 #endif  // TANDEM_TANDEM_HPP_

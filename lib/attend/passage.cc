@@ -21,6 +21,8 @@ Status Passage::enter() {
                   static_cast<long long>(id));
     const Sequence& sequence = *of.sequence;
     const bool foreign = sequence.writer != nullptr && sequence.writer != call_.session.states;
+    if (sequence.is_being_saved)
+      return fail(TANDEM_ERROR_BUSY, "sequences", "sequences[%d] = %lld is being saved", i, static_cast<long long>(id));
     if (foreign || (call_.appends() && sequence.n_readers > 0))
       return fail(TANDEM_ERROR_BUSY, "sequences", "sequences[%d] = %lld is in flight in another session", i,
                   static_cast<long long>(id));

@@ -34,6 +34,7 @@ class Session {
   Status set_weights(size_t layer_idx, const ProjectionBlocks& blocks);
 
   Cache& cache() const { return *core_->cache; }
+  SessionStates& states() { return states_; }
 
  private:
   explicit Session(std::unique_ptr<SessionCore> core);

@@ -102,6 +102,16 @@ Status SessionStates::on_reserve(const Sequence& sequence, int64_t n_tokens, con
   return has_left_ ? Status() : hold(sequence, n_tokens, watch, &state);
 }
 
+Status SessionStates::make(int64_t n_tokens, std::unique_ptr<SequenceState>* state) const {
+  *state = std::make_unique<SequenceState>();
+  for (const SessionLayer& layer : core_.layers) {
+    (*state)->layers.push_back({0, layer.selector->make_state()});
+    SelectState& selection = *(*state)->layers.back().selection;
+    if (!selection.has_room(n_tokens)) TANDEM_TRY(selection.grow(n_tokens, {}));
+  }
+  return {};
+}
+
 Status SessionStates::hold(const Sequence& sequence, int64_t n_tokens, const Watch& watch, SequenceState** found) {
   auto slot = states_.find(sequence.id);
   if (slot == states_.end()) {

@@ -33,6 +33,11 @@ class SessionStates final : public CacheListener {
   void leave();
   // Cancels background jobs and keeps the states' device memory. Comes before detach(): jobs read the cache's pages.
   void forget_all();
+  // Of a sequence that the cache has not listed yet: a state with room for n_tokens tokens, which nobody else sees before
+  // adopt(). The first needs no mutex.
+  Status make(int64_t n_tokens, std::unique_ptr<SequenceState>* state) const;
+  void adopt(int64_t id, std::unique_ptr<SequenceState> state) { states_.emplace(id, std::move(state)); }
+  const SessionCore& core() const { return core_; }
 
   // Following the cache (lib/store/cache_listener.h).
   Status on_reserve(const Sequence& sequence, int64_t n_tokens, const Watch& watch) override;

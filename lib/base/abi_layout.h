@@ -7,7 +7,7 @@
 #define TANDEM_LIB_ABI_LAYOUT_H_
 
 /* clang-format off */
-#define TANDEM_ABI_FINGERPRINT UINT64_C(0x62ca62d901fc464d)
+#define TANDEM_ABI_FINGERPRINT UINT64_C(0x7eb4a54e88f462a9)
 
 #define TANDEM_ABI_LAYOUT(STRUCT, MEMBER) \
   STRUCT(tandem_tensor, 96) \
@@ -215,6 +215,27 @@
   MEMBER(tandem_pattern_file_options, threshold, 16) \
   MEMBER(tandem_pattern_file_options, sink_tokens, 24) \
   MEMBER(tandem_pattern_file_options, window_tokens, 32) \
+  STRUCT(tandem_saved_blob, 32) \
+  MEMBER(tandem_saved_blob, struct_size, 0) \
+  MEMBER(tandem_saved_blob, reserved, 4) \
+  MEMBER(tandem_saved_blob, name, 8) \
+  MEMBER(tandem_saved_blob, data, 16) \
+  MEMBER(tandem_saved_blob, n_bytes, 24) \
+  STRUCT(tandem_save_options, 40) \
+  MEMBER(tandem_save_options, struct_size, 0) \
+  MEMBER(tandem_save_options, reserved, 4) \
+  MEMBER(tandem_save_options, session, 8) \
+  MEMBER(tandem_save_options, model_id, 16) \
+  MEMBER(tandem_save_options, blobs, 24) \
+  MEMBER(tandem_save_options, n_blobs, 32) \
+  STRUCT(tandem_load_options, 48) \
+  MEMBER(tandem_load_options, struct_size, 0) \
+  MEMBER(tandem_load_options, reserved, 4) \
+  MEMBER(tandem_load_options, session, 8) \
+  MEMBER(tandem_load_options, model_id, 16) \
+  MEMBER(tandem_load_options, file_bytes, 24) \
+  MEMBER(tandem_load_options, blob, 32) \
+  MEMBER(tandem_load_options, blob_user, 40) \
   STRUCT(tandem_memory_plan, 120) \
   MEMBER(tandem_memory_plan, struct_size, 0) \
   MEMBER(tandem_memory_plan, reserved, 4) \
@@ -316,6 +337,9 @@
   DEFAULTS(tandem_head_pattern, TANDEM_HEAD_PATTERN_INIT, 48) \
   DEFAULTS(tandem_patterns, TANDEM_PATTERNS_INIT, 32) \
   DEFAULTS(tandem_pattern_file_options, TANDEM_PATTERN_FILE_OPTIONS_INIT, 40) \
+  DEFAULTS(tandem_saved_blob, TANDEM_SAVED_BLOB_INIT, 32) \
+  DEFAULTS(tandem_save_options, TANDEM_SAVE_OPTIONS_INIT, 40) \
+  DEFAULTS(tandem_load_options, TANDEM_LOAD_OPTIONS_INIT, 48) \
   DEFAULTS(tandem_memory_plan, TANDEM_MEMORY_PLAN_INIT, 120) \
   DEFAULTS(tandem_route_plan, TANDEM_ROUTE_PLAN_INIT, 120) \
   DEFAULTS(tandem_cache_stats, TANDEM_CACHE_STATS_INIT, 112) \

@@ -113,3 +113,6 @@ void tandem_pattern_file_options_init(tandem_pattern_file_options* options) { ta
 void tandem_attend_tensors_args_init(tandem_attend_tensors_args* args) { tandem::init(args); }
 
 void tandem_weights_options_init(tandem_weights_options* options) { tandem::init(options); }
+void tandem_saved_blob_init(tandem_saved_blob* blob) { tandem::init(blob); }
+void tandem_save_options_init(tandem_save_options* options) { tandem::init(options); }
+void tandem_load_options_init(tandem_load_options* options) { tandem::init(options); }

@@ -2,7 +2,6 @@
 #include "lib/model/rope.h"
 
 #include <cmath>
-#include <vector>
 
 namespace tandem {
 
@@ -11,6 +10,7 @@ RopeTable make_rope_table(const double* inv_freq, int32_t n_pairs, bool interlea
   table.n_pairs = n_pairs;
   table.interleaved = interleaved;
   table.attn_factor = attn_factor;
+  for (int32_t i = 0; i < n_pairs; ++i) table.inv_freq.push_back(static_cast<float>(inv_freq[i]));
   table.cos_sin.reset(new (LineAligned::kAlignment) float[static_cast<size_t>(RopeTable::kDigits) * 256 * 2 * n_pairs]);
   float* out = table.cos_sin.get();
   double step = 1.0;

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <memory>
 #include <new>
+#include <vector>
 
 namespace tandem {
 
@@ -25,6 +26,7 @@ struct RopeTable {
   int32_t n_pairs = 0;       // rope_dims / 2
   bool interleaved = false;  // pairs (2 i, 2 i + 1) instead of (i, i + n_pairs)
   float attn_factor = 1.0f;
+  std::vector<float> inv_freq;                    // [n_pairs], rounded: tells tables apart
   std::unique_ptr<float[], LineAligned> cos_sin;  // [kDigits][256][2][n_pairs]: cos row, then sin row
 
   const float* row(int32_t digit, int32_t value) const {

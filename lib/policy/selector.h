@@ -27,6 +27,7 @@
 
 #include "lib/base/memory.h"
 #include "lib/base/status.h"
+#include "lib/policy/state_visitor.h"
 #include "lib/tables/backend.h"
 #include "lib/tables/planes.h"
 
@@ -76,6 +77,9 @@ class SelectState {
   virtual bool has_room(int64_t n_tokens) const { return n_tokens >= 0; }
   virtual Status grow(int64_t, const Watch&) { return {}; }
   virtual Status copy_from(const SelectState&) { return {}; }  // of the same selector; this one is new
+  // What is saved of the state, or loaded into it: one walk for both. The state has been joined, and no call uses it. One
+  // that is loaded is new and has room for the sequence's tokens, all of which are in the store; no mutex is held then.
+  virtual Status visit(StateVisitor&, const Sequence&, int64_t /*window_begin*/) { return {}; }
   // Tokens from n_tokens on are about to go, and the window begins at window_begin then.
   virtual void cut(const Sequence&, int64_t /*n_tokens*/, int64_t /*window_begin*/) {}
   // Tokens [first, first + n_tokens) have gone, and lengths are those of before.

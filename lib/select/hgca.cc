@@ -34,6 +34,21 @@ SelectorBytes bytes_of(const Layer& layer, const PolicyOptions& options, size_t,
           host_len * key_bytes};
 }
 
+// The device has counted these queries in the window's keys, whether their tokens stay or not.
+void count_held_of_device(HgcaState& state, const Sequence& sequence) {
+  if (state.held.n == 0) return;
+  try {
+    state.keys.fill(state.hgca.cache(), sequence, state.hgca.layer_idx(), 0,
+                    sequence.lengths[static_cast<size_t>(state.hgca.layer_idx())]);
+    state.reserve_work();
+    state.count_held();
+  } catch (const std::bad_alloc&) {
+    state.held.clear();
+    state.hgca.cache().engine().log(TANDEM_LOG_WARNING,
+                                    "no memory to count an append's attention weights: they are forgotten");
+  }
+}
+
 }  // namespace
 
 int64_t hgca_select(const SelectInput& input, int32_t* kept) {
@@ -94,23 +109,10 @@ Status HgcaState::copy_from(const SelectState& other) {
 void HgcaState::cut(const Sequence& sequence, int64_t n_tokens, int64_t window_begin) {
   guess = {};
   join();
-  if (is_unjudged) count_held_of_device(sequence);
+  if (is_unjudged) count_held_of_device(*this, sequence);
   held.cut(n_tokens);
   maw.clear(hgca.layer().n_q_heads, n_tokens, sequence.longest());
   for (HeadSelection& head : heads) head.cut(window_begin);
-}
-
-// The device has counted these queries in the window's keys, whether their tokens stay or not.
-void HgcaState::count_held_of_device(const Sequence& sequence) {
-  if (held.n == 0) return;
-  try {
-    keys.fill(hgca.cache(), sequence, hgca.layer_idx(), 0, sequence.lengths[static_cast<size_t>(hgca.layer_idx())]);
-    reserve_work();
-    count_held();
-  } catch (const std::bad_alloc&) {
-    held.clear();
-    hgca.cache().engine().log(TANDEM_LOG_WARNING, "no memory to count an append's attention weights: they are forgotten");
-  }
 }
 
 void HgcaState::erase(const Sequence& sequence, int64_t first, int64_t n_tokens) {

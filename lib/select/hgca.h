@@ -50,6 +50,7 @@ class Maw {
   void clear(int32_t n_q_heads, int64_t begin, int64_t end);
   void erase(int32_t n_q_heads, int64_t first, int64_t n_tokens, int64_t length);
   Status copy_from(Tier& tier, const Maw& from);
+  Status visit(StateVisitor& visitor, int32_t n_q_heads, int64_t n_tokens) const;
 
  private:
   std::vector<Buffer> blocks_;
@@ -67,6 +68,7 @@ struct HeadSelection {
   int64_t room() const { return token_idx.bytes() / static_cast<int64_t>(sizeof(int32_t)); }
   Status reserve(Tier& tier, int64_t n_tokens);
   Status copy_from(Tier& tier, const PlaneBytes& bytes, const HeadSelection& from);
+  Status visit(StateVisitor& visitor, int64_t sink_len, int64_t window_begin);             // tokens, without their rows
   void cut(int64_t end);                                                                   // tokens from `end` on go
   void erase(const PlaneBytes& bytes, int64_t first, int64_t n_tokens, int64_t sink_len);  // later ones move up
   int64_t capacity() const { return blocks.empty() ? 0 : blocks.back().first + blocks.back().n_rows; }
@@ -101,6 +103,7 @@ struct HeldQueries {
   void reserve(const Layer& layer, int64_t capacity);
   void add(const Layer& layer, const SequenceCall& call);  // its last queries; older ones move up or fade
   void cut(int64_t n_tokens);                              // queries of tokens from n_tokens on go
+  Status visit(StateVisitor& visitor, const Layer& layer, int64_t most, int64_t length);
   void clear() { n = n_skipped = 0; }
 };
 
@@ -123,6 +126,7 @@ struct HgcaState final : SelectState {
   bool has_room(int64_t n_tokens) const override { return n_tokens <= maw.capacity(); }
   Status grow(int64_t n_tokens, const Watch& watch) override;
   Status copy_from(const SelectState& from) override;
+  Status visit(StateVisitor& visitor, const Sequence& sequence, int64_t window_begin) override;  // lib/select/hgca_save.cc
   void cut(const Sequence& sequence, int64_t n_tokens, int64_t window_begin) override;
   void erase(const Sequence& sequence, int64_t first, int64_t n_tokens) override;
   Status catch_up(const Sequence& sequence, int64_t window_begin) override;
@@ -171,7 +175,6 @@ struct HgcaState final : SelectState {
   std::vector<int32_t> discarded;      // [n_kv_heads][halo_reach]
 
  private:
-  void count_held_of_device(const Sequence& sequence);
   void count_guess_of_host(const KeptGuess& kept, int64_t* window_begin);
   void count_guess_of_device(const KeptGuess& kept, int64_t* window_begin);
 };
@@ -196,6 +199,7 @@ class Hgca final : public Selector {
   const Layer& layer_;
 };
 
+void copy_loaded(HgcaState& state, const Sequence& sequence, int64_t window_begin);  // the rows of selected tokens
 // Heads of states of one layer side by side.
 void judge_evicted_by_all(std::span<SelectState* const> states);
 

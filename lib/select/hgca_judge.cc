@@ -17,6 +17,8 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <mutex>
+#include <shared_mutex>
 
 #include "lib/machine/placement.h"
 #include "lib/select/hgca.h"
@@ -188,6 +190,25 @@ class RefreshTimer {
 void HgcaState::note_copies() {
   const auto lacks_copy = [](const HeadSelection& head) { return head.n_copied < head.n_tokens; };
   wants_all = !keys.keeps_positions && std::any_of(heads.begin(), heads.end(), lacks_copy);
+}
+
+void copy_loaded(HgcaState& state, const Sequence& sequence, int64_t window_begin) {
+  {
+    const std::shared_lock lock(state.hgca.cache().mutex());
+    state.keys.fill(state.hgca.cache(), sequence, state.hgca.layer_idx(), 0, window_begin);
+  }
+  state.host_end = window_begin;
+  for (int32_t h = 0; h < state.hgca.layer().n_kv_heads; ++h) {
+    HeadSelection& head = state.heads[static_cast<size_t>(h)];
+    if (state.keys.keeps_positions || head.n_tokens == 0) continue;
+    if (!has_room(head, state, h)) {
+      state.uncopied = true;
+      continue;
+    }
+    copy_selected(head, state, h, 0, head.n_tokens);
+    head.n_copied = head.n_tokens;
+  }
+  state.note_copies();
 }
 
 void HgcaState::judge_evicted() {

@@ -71,6 +71,53 @@ Status HipState::copy_from(const SelectState& other) {
   return {};
 }
 
+// Lists are of chunks and stages of this record.
+Status HipState::visit_record(StateVisitor& visitor) const {
+  const PruningRecord& record = hip_.pruning().decode;
+  TANDEM_TRY(visitor.same("pruning.shared_lists", hip_.shares_lists() ? 1 : 0));
+  TANDEM_TRY(visitor.same("pruning.decode[i].sink_tokens", record.sink_len));
+  TANDEM_TRY(visitor.same("pruning.decode[i].window_tokens", record.window_len));
+  TANDEM_TRY(visitor.same("pruning.decode[i].n_stages", std::ssize(record.stages)));
+  for (const PruningStage& stage : record.stages) {
+    TANDEM_TRY(visitor.same("pruning.decode[i].stages[j].judge", static_cast<int64_t>(stage.judge)));
+    TANDEM_TRY(visitor.same("pruning.decode[i].stages[j].plus_next", stage.plus_next ? 1 : 0));
+    TANDEM_TRY(visitor.same("pruning.decode[i].stages[j].chunk_tokens", stage.chunk_len));
+    TANDEM_TRY(visitor.same("pruning.decode[i].stages[j].keep_tokens", stage.keep_len));
+    TANDEM_TRY(visitor.same("pruning.decode[i].stages[j].refresh_interval", stage.interval));
+    TANDEM_TRY(visitor.same("pruning.decode[i].stages[j].from_tokens", stage.from_len));
+    TANDEM_TRY(visitor.same("pruning.decode[i].stages[j].to_tokens", stage.to_len));
+  }
+  return {};
+}
+
+// Bounds are not saved: they are made of the keys again, by the next call.
+Status HipState::visit(StateVisitor& visitor, const Sequence& sequence, int64_t) {
+  const int64_t length = sequence.lengths[static_cast<size_t>(hip_.layer_idx())];
+  const std::vector<PruningStage>& stages = hip_.pruning().decode.stages;
+  TANDEM_TRY(visit_record(visitor));
+  TANDEM_TRY(visitor.flag(&cached_.are_valid, "are_valid is not 0 or 1"));
+  if (!cached_.are_valid) return {};
+  const int64_t n_lists = hip_.shares_lists() ? 1 : hip_.layer().n_kv_heads;
+  auto n = static_cast<int64_t>(cached_.n);
+  TANDEM_TRY(visitor.number(&n, 0, std::ssize(stages), "more stages than the record has"));
+  cached_.n = static_cast<size_t>(n);
+  for (size_t i = 0; i < cached_.n; ++i) {
+    CachedLists::Stage& stage = cached_.stages[i];
+    auto place = static_cast<int64_t>(stage.place);
+    TANDEM_TRY(visitor.number(&place, 0, std::ssize(stages) - 1, "a stage that the record does not have"));
+    stage.place = static_cast<size_t>(place);
+    TANDEM_TRY(visitor.number(&stage.ran_at, 0, length - 1, "a stage that ran for a query behind the last token"));
+    stage.of_list.resize(static_cast<size_t>(n_lists));
+    const int64_t n_chunks = length / stages[stage.place].chunk_len + 1;
+    for (ChunkList& list : stage.of_list) {
+      TANDEM_TRY(visitor.list(&list, n_chunks, "more chunks than there are"));
+      for (size_t c = 0; visitor.is_loading() && c < list.size(); ++c)
+        if (list[c] < (c == 0 ? 0 : list[c - 1] + 1) || list[c] >= n_chunks) return visitor.corrupt("chunks do not ascend");
+    }
+  }
+  return {};
+}
+
 void HipState::cut(const Sequence&, int64_t n_tokens, int64_t) {
   for (ChunkBounds& of : bounds_) of.cut(n_tokens);
   cached_.are_valid = false;

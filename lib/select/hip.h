@@ -28,6 +28,7 @@ struct HipState final : SelectState {
   bool has_room(int64_t n_tokens) const override;
   Status grow(int64_t n_tokens, const Watch& watch) override;
   Status copy_from(const SelectState& from) override;
+  Status visit(StateVisitor& visitor, const Sequence& sequence, int64_t window_begin) override;
   void cut(const Sequence& sequence, int64_t n_tokens, int64_t window_begin) override;
   void erase(const Sequence& sequence, int64_t first, int64_t n_tokens) override;
   int64_t n_selected(int32_t kv_head) const override;
@@ -40,6 +41,7 @@ struct HipState final : SelectState {
  private:
   Status bound_chunks(const SequenceCall& call, const Watch& watch);
   bool may_keep_names() const;
+  Status visit_record(StateVisitor& visitor) const;
   void write_names(const PruningRecord& record);
 
   Hip& hip_;

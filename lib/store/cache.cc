@@ -77,13 +77,54 @@ void Cache::quiesce(const Sequence& sequence) {
 
 Status Cache::create_sequence(int64_t* id) {
   std::unique_lock lock(mutex_);
-  auto made = std::make_unique<Sequence>();
+  auto made = create_unlisted();
   made->id = next_id_;
-  made->lengths.assign(layers_.size(), 0);
-  made->speculative.assign(layers_.size(), 0);
   sequences_.emplace(next_id_, std::move(made));
   *id = next_id_++;
   return {};
+}
+
+std::unique_ptr<Sequence> Cache::create_unlisted() const {
+  auto made = std::make_unique<Sequence>();
+  made->lengths.assign(layers_.size(), 0);
+  made->speculative.assign(layers_.size(), 0);
+  return made;
+}
+
+Status Cache::grow_unlisted(Sequence& sequence, int64_t n_tokens, std::vector<std::byte*>* extents) {
+  std::unique_lock lock(mutex_);
+  const int64_t n_pages = (n_tokens + page_len() - 1) / page_len(), n_held = std::ssize(sequence.pages);
+  TANDEM_TRY(make_writable(sequence, n_held, std::max<int64_t>(0, n_pages - n_held)));
+  *extents = store_.bases();
+  return {};
+}
+
+Status Cache::list(std::unique_ptr<Sequence>& sequence, const std::function<void(int64_t)>& adopt, int64_t* listed_id) {
+  std::unique_lock lock(mutex_);
+  const int64_t id = sequence->id = next_id_;
+  Status status;
+  try {
+    adopt(id);
+    for (CacheListener* listener : listeners_)
+      if (status.ok()) status = listener->on_reserve(*sequence, sequence->longest(), {});
+    if (status.ok()) sequences_.emplace(id, nullptr);
+  } catch (...) {
+    for (CacheListener* listener : listeners_) listener->on_drop(id);
+    throw;
+  }
+  if (!status.ok()) {
+    for (CacheListener* listener : listeners_) listener->on_drop(id);
+    return status;
+  }
+  sequences_[id] = std::move(sequence);
+  *listed_id = next_id_++;
+  return {};
+}
+
+void Cache::drop_unlisted(std::unique_ptr<Sequence> sequence, int64_t host_bytes) {
+  const auto lock = lock_settled();
+  for (const int32_t page : sequence->pages) store_.release(page);
+  if (host_tier_.used(Use::kKv) > host_bytes) store_.trim();
 }
 
 // Makes room for n_new_pages more pages and gives the sequence its own copy of every shared page from first_page on. Strong.

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -32,6 +33,15 @@ class Cache final : public SequenceTable {
   void stats(tandem_cache_stats* stats) const;
   int64_t trim();                               // returns how many bytes of the host's memory it has given back
   std::vector<int64_t> list_sequences() const;  // ascending
+
+  // A sequence that nobody else sees until list(), to be filled from the page table's begin on. grow_unlisted(): pages for
+  // n_tokens tokens, and the extents as they are then. list(): gives it its id; `adopt`, which gets that, comes first and
+  // gives a listener what it has of the sequence; on failure the sequence is still unlisted. drop_unlisted(): gives its
+  // pages back, and the memory of extents too where the cache has more than host_bytes, what it had before.
+  std::unique_ptr<Sequence> create_unlisted() const;
+  Status grow_unlisted(Sequence& sequence, int64_t n_tokens, std::vector<std::byte*>* extents);
+  Status list(std::unique_ptr<Sequence>& sequence, const std::function<void(int64_t)>& adopt, int64_t* id);
+  void drop_unlisted(std::unique_ptr<Sequence> sequence, int64_t host_bytes);
 
   // For sessions. The caller holds mutex(), exclusively.
   // Room for n_tokens tokens in all, which a call is about to have, writable from the shortest layer's end on, in the store

@@ -63,7 +63,8 @@ Status SequenceTable::find_free(int64_t id, const CacheListener* by, Sequence** 
   if (found == nullptr)
     return fail(TANDEM_ERROR_NOT_FOUND, field, "%s = %lld is not in this cache", field, static_cast<long long>(id));
   if ((found->writer != nullptr && found->writer != by) || found->n_readers > 0)
-    return fail(TANDEM_ERROR_BUSY, field, "%s = %lld is in flight", field, static_cast<long long>(id));
+    return fail(TANDEM_ERROR_BUSY, field, "%s = %lld is %s", field, static_cast<long long>(id),
+                found->is_being_saved ? "being saved" : "in flight");
   *sequence = found;
   return {};
 }

@@ -27,7 +27,8 @@ struct Sequence {
   CacheListener* speculator = nullptr;  // whose they are; null: there are none
   std::vector<int32_t> positions;       // [longest layer]; empty: token i has position i
   CacheListener* writer = nullptr;      // has it in flight: a step, or an attend that appends
-  int32_t n_readers = 0;                // attends in progress
+  int32_t n_readers = 0;                // attends in progress, and saves
+  bool is_being_saved = false;          // no attend may change what sessions know of it
 
   int64_t total(size_t layer_idx) const { return lengths[layer_idx] + speculative[layer_idx]; }
   int64_t longest() const;   // of any layer, speculative tokens included

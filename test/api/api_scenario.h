@@ -5,6 +5,7 @@
 // it is called again with memory there. At the end the answers are those of a run without failures.
 #pragma once
 
+#include <algorithm>
 #include <map>
 
 #include "api_world.h"
@@ -185,6 +186,7 @@ class Scenario {
 
   void add_steps(bool is_long);
   void add_objects();
+  void add_saving();
 
   static constexpr int64_t kMaxRows = 48;
   static constexpr float kPattern = 12345.5f;
@@ -204,6 +206,8 @@ class Scenario {
   std::vector<float> output_ = std::vector<float>(kMaxRows * kQHeads * (kDim + 1), kPattern);
   std::vector<float> answers_;
   std::vector<float> q_, k_, v_;
+  std::vector<std::byte> saved_ = std::vector<std::byte>(size_t{1} << 20);
+  size_t n_saved_ = 0, n_read_ = 0;
 };
 
 inline void Scenario::add_objects() {
@@ -218,6 +222,35 @@ inline void Scenario::add_objects() {
     tandem_session_options options = world_session_options();
     options.window_tokens = 24;
     return tandem_session_create(&session_, cache_, &options, e);
+  });
+}
+
+// A copy that has gone through bytes is a_ from here on.
+inline void Scenario::add_saving() {
+  add("tandem_sequence_save", [this](auto e) {
+    tandem_save_options options = TANDEM_SAVE_OPTIONS_INIT;
+    options.session = session_;
+    n_saved_ = 0;
+    const auto write = [](const void* data, int64_t n_bytes, void* user) {
+      auto& self = *static_cast<Scenario*>(user);
+      std::memcpy(self.saved_.data() + self.n_saved_, data, static_cast<size_t>(n_bytes));
+      self.n_saved_ += static_cast<size_t>(n_bytes);
+      return 0;
+    };
+    return tandem_sequence_save(cache_, a_, write, this, &options, e);
+  });
+  add("tandem_sequence_load", [this](auto e) {
+    tandem_load_options options = TANDEM_LOAD_OPTIONS_INIT;
+    options.session = session_;
+    n_read_ = 0;
+    const auto read = [](void* data, int64_t n_bytes, void* user) {
+      auto& self = *static_cast<Scenario*>(user);
+      const size_t n = std::min(static_cast<size_t>(n_bytes), self.n_saved_ - self.n_read_);
+      std::memcpy(data, self.saved_.data() + self.n_read_, n);
+      self.n_read_ += n;
+      return static_cast<int64_t>(n);
+    };
+    return tandem_sequence_load(&a_, cache_, read, this, &options, e);
   });
 }
 
@@ -238,6 +271,7 @@ inline void Scenario::add_steps(bool is_long) {
       return tandem_sequence_append(cache_, b_, l, &k, given_v(l, v), nullptr, e);
     });
   add_attend("two sequences", {&b_, &a_}, 1);
+  add_saving();
   add("tandem_sequence_reserve", [=, this](auto e) { return tandem_sequence_reserve(cache_, a_, is_long ? 5000 : 50, e); });
   add("tandem_step_begin", [this](auto e) {
     static const int64_t lens[] = {2, 2};

@@ -10,20 +10,20 @@ strict=(-pedantic -Wall -Wextra -Wshadow -Wconversion -Werror -fsyntax-only "-I$
 compile() { # header standard compiler language
   printf '#include "tandem/%s"\n' "$1" | "$3" "-std=$2" "${strict[@]}" -x "$4" -
 }
-for header in tandem.h tensors.h weights.h selection.h pruning.h patterns.h plan.h dlpack.h; do
+for header in tandem.h tensors.h weights.h selection.h pruning.h patterns.h saving.h plan.h dlpack.h; do
   for standard in c99 c11 c17 c2x; do
     step "$header as $standard" compile $header $standard "$cc" c
   done
 done
-for header in tandem.h tensors.h weights.h selection.h pruning.h patterns.h plan.h dlpack.h tandem.hpp; do
+for header in tandem.h tensors.h weights.h selection.h pruning.h patterns.h saving.h plan.h dlpack.h tandem.hpp saving.hpp; do
   for standard in c++11 c++14 c++17 c++20 c++2b; do
     step "$header as $standard" compile $header $standard "$cxx" c++
   done
 done
 
 includes=$(sed -n 's/^ *# *include *//p' "$include/tandem/tandem.h" | tr '\n' ' ')
-[ "$includes" = '<stddef.h> <stdint.h> "tandem/tensors.h" "tandem/weights.h" "tandem/selection.h" "tandem/pruning.h" "tandem/patterns.h" "tandem/plan.h" ' ] || fail "tandem.h includes $includes"
-for part in tensors.h weights.h selection.h pruning.h patterns.h plan.h; do
+[ "$includes" = '<stddef.h> <stdint.h> "tandem/tensors.h" "tandem/weights.h" "tandem/selection.h" "tandem/pruning.h" "tandem/patterns.h" "tandem/saving.h" "tandem/plan.h" ' ] || fail "tandem.h includes $includes"
+for part in tensors.h weights.h selection.h pruning.h patterns.h saving.h plan.h; do
   includes=$(sed -n 's/^ *# *include *//p' "$include/tandem/$part" | tr '\n' ' ')
   [ "$includes" = '"tandem/tandem.h" ' ] || fail "$part includes $includes"
 done

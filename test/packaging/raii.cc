@@ -3,6 +3,7 @@
 // the wrong order.
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <type_traits>
 #include <utility>
 
@@ -256,6 +257,41 @@ int read_patterns() {
   return 0;
 }
 
+// A sequence in a file, in the folder of the tests' files.
+int save_and_load(tandem::Cache& cache, const tandem::Session& session, int64_t sequence) {
+  const char* folder = std::getenv("TMPDIR");
+  const std::string path = std::string(folder != nullptr ? folder : "/tmp") + "/tandem-raii-" + std::to_string(::getpid());
+  tandem::SavedWith with(&session, 7);
+  with.blobs["state"] = std::string("a\0b", 3);
+  with.blobs["empty"] = "";
+  tandem::save_sequence(cache, sequence, path, with);
+  tandem::save_sequence(cache, sequence, path, with);  // in the place of the first
+  std::map<std::string, std::string> blobs;
+  const int64_t loaded = tandem::load_sequence(cache, path, {&session, 7}, &blobs);
+  CHECK(cache.digest(loaded) == cache.digest(sequence) && blobs == with.blobs);
+  cache.drop(loaded);
+  try {
+    tandem::load_sequence(cache, path);
+    CHECK(!"the model is another");
+  } catch (const tandem::Error& error) {
+    CHECK(error.field() == "model_id");
+  }
+  CHECK(std::remove(path.c_str()) == 0);
+  for (const std::string& none : {path, path + "/none"}) try {
+      tandem::load_sequence(cache, none);
+      CHECK(!"there is no such file");
+    } catch (const std::system_error& error) {
+      CHECK(error.code() == std::errc::no_such_file_or_directory);
+    }
+  try {
+    tandem::save_sequence(cache, sequence, path + "/none");
+    CHECK(!"there is no such folder");
+  } catch (const std::system_error& error) {
+    CHECK(error.code() == std::errc::no_such_file_or_directory);
+  }
+  return 0;
+}
+
 int run() {
   CHECK(attend_tensors() == 0);
   CHECK(read_patterns() == 0);
@@ -276,6 +312,7 @@ int run() {
   CHECK(cache.length(sequence) == 2 && session.stats().n_attends == 2);
   CHECK(attend_named(session, sequence, 0, 3.0f) == 0 && attend_named(session, sequence, 1, 5.0f) == 0);
   CHECK(session.selection(sequence, 0, 0) == std::vector<int64_t>{1});
+  CHECK(save_and_load(cache, session, sequence) == 0);
   const int64_t fork = cache.fork(sequence);
   CHECK(cache.digest(fork) == cache.digest(sequence));
   cache.truncate(fork, 1);

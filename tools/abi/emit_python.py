@@ -53,7 +53,7 @@ def constants(header):
     return [*tables, *lines]
 
 
-def member_kind(struct, member):
+def member_kind(struct, member, handles):
     """Of the arguments of calls every pointer is an address."""
     kind = member.type
     if kind.name == "tandem_log_fn":
@@ -62,7 +62,7 @@ def member_kind(struct, member):
         return "c_char_p"
     if kind.name == "char" and kind.stars == 2 and struct.name.endswith("_options"):
         return "POINTER(c_char_p)"
-    if kind.stars and (struct.name.endswith("_args") or kind.stars > 1 or kind.name == "void"):
+    if kind.stars and (struct.name.endswith("_args") or kind.stars > 1 or kind.name in ("void", *handles)):
         return "c_void_p"
     if kind.stars:
         return f"POINTER({NUMBERS.get(kind.name) or class_of(kind.name)})"
@@ -88,15 +88,15 @@ def in_order_of_use(structs):
     return ordered
 
 
-def struct_lines(struct):
-    fields = [f'("{member.name}", {member_kind(struct, member)})' for member in struct.members]
+def struct_lines(struct, handles):
+    fields = [f'("{member.name}", {member_kind(struct, member, handles)})' for member in struct.members]
     return ["", "", f"class {class_of(struct.name)}(ctypes.Structure):", wrapped("    _fields_ = [", fields, "]", " " * 16)]
 
 
 def parameter_kind(kind, is_written_text=False):
     if kind.name == "char" and kind.stars == 1 and not is_written_text:
         return "c_char_p"
-    if kind.stars:
+    if kind.stars or kind.name.endswith("_fn"):
         return "_P"
     return {"void": "None", "int32_t": "_I", "int64_t": "_L"}.get(kind.name) or NUMBERS[kind.name]
 
@@ -118,7 +118,7 @@ def abi(header):
              f"FINGERPRINT = 0x{header.fingerprint():016X}  # tandem_abi_fingerprint(MINOR) where pointers have 64 bits", "",
              *constants(header), "", "LogFunction = ctypes.CFUNCTYPE(None, c_int32, c_char_p, c_void_p)"]
     for struct in in_order_of_use(header.structs):
-        lines += struct_lines(struct)
+        lines += struct_lines(struct, header.handles)
     names = [f'"{struct.name}": {class_of(struct.name)}' for struct in header.structs]
     lines += ["", "", "# Structs by their C names, in the order of the header.",
               wrapped("STRUCTS: dict[str, type[ctypes.Structure]] = {", names, "}", "    "), "",

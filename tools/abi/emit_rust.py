@@ -53,8 +53,9 @@ def functions(header):
 
 def structs(header):
     value = f"{header.fingerprint():016x}"
+    handles = sorted({member.type.name for struct in header.structs for member in struct.members} & set(header.handles))
     lines = [HEAD + "//! The fingerprint, the callbacks and the structs, in the order of the header.",
-             "use std::os::raw::{c_char, c_void};", "",
+             *(f"use crate::{handle};" for handle in handles), "use std::os::raw::{c_char, c_void};", "",
              "/// `tandem_abi_fingerprint(TANDEM_VERSION_MINOR)` that these declarations were written for (64-bit pointers).",
              f"pub const FINGERPRINT: u64 = 0x{'_'.join(value[i:i + 4] for i in range(0, 16, 4))};", ""]
     for callback in header.callbacks:

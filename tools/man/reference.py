@@ -104,7 +104,9 @@ class Reference:
                 self.constant_homes |= {name: self.constant_homes.get(name, struct.name) for name in names}
 
     def homes_of_callbacks(self):
-        """Each callback is explained on the page of the first struct that has it, or that has one which takes it."""
+        """Each callback is explained on the page of the first struct that has it, or that has one which takes it, or that goes to
+        the first function which takes it.
+        """
         homes = {}
         for struct in self.header.structs:
             for member in struct.members:
@@ -113,6 +115,12 @@ class Reference:
                     for field in self.callbacks[member.type.name].parameters:
                         if field.type.name in self.callbacks:
                             homes.setdefault(field.type.name, struct.name)
+        for function in self.header.functions:
+            taken = [field.type.name for field in function.parameters]
+            structs = [name for name in taken if name in self.structs]
+            for name in taken:
+                if name in self.callbacks and structs:
+                    homes.setdefault(name, structs[0])
         return homes
 
     def functions_by_page(self):

@@ -11,7 +11,7 @@ from typing import Any
 
 MAJOR, MINOR = 0, 2
 SONAME = f"libtandem.so.{MAJOR}"
-FINGERPRINT = 0x62CA62D901FC464D  # tandem_abi_fingerprint(MINOR) where pointers have 64 bits
+FINGERPRINT = 0x7EB4A54E88F462A9  # tandem_abi_fingerprint(MINOR) where pointers have 64 bits
 
 STATUS = {"OK": 0, "INVALID_ARGUMENT": -1, "INVALID_HANDLE": -2, "INVALID_STATE": -3, "UNSUPPORTED": -4, "OUT_OF_MEMORY": -5,
     "CAPACITY": -6, "BUSY": -7, "NOT_FOUND": -8, "CANCELLED": -9, "TIMEOUT": -10, "DEVICE_LOST": -11, "BACKEND": -12,
@@ -151,6 +151,21 @@ class PatternFileOptionsStruct(ctypes.Structure):
                 ("sink_tokens", c_int64), ("window_tokens", c_int64)]
 
 
+class SavedBlobStruct(ctypes.Structure):
+    _fields_ = [("struct_size", c_uint32), ("reserved", c_int32), ("name", c_char_p), ("data", c_void_p),
+                ("n_bytes", c_int64)]
+
+
+class SaveOptionsStruct(ctypes.Structure):
+    _fields_ = [("struct_size", c_uint32), ("reserved", c_int32), ("session", c_void_p), ("model_id", c_uint64),
+                ("blobs", POINTER(SavedBlobStruct)), ("n_blobs", c_int64)]
+
+
+class LoadOptionsStruct(ctypes.Structure):
+    _fields_ = [("struct_size", c_uint32), ("reserved", c_int32), ("session", c_void_p), ("model_id", c_uint64),
+                ("file_bytes", c_int64), ("blob", c_void_p), ("blob_user", c_void_p)]
+
+
 class MemoryPlanStruct(ctypes.Structure):
     _fields_ = [("struct_size", c_uint32), ("reserved", c_int32), ("host_kv_bytes", c_int64),
                 ("host_session_bytes", c_int64), ("selection_max_bytes", c_int64), ("device_window_bytes", c_int64),
@@ -198,6 +213,7 @@ STRUCTS: dict[str, type[ctypes.Structure]] = {"tandem_tensor": TensorStruct, "ta
     "tandem_selection": SelectionStruct, "tandem_pruning_stage": PruningStageStruct,
     "tandem_pruning_record": PruningRecordStruct, "tandem_pruning": PruningStruct, "tandem_head_pattern": HeadPatternStruct,
     "tandem_patterns": PatternsStruct, "tandem_pattern_file_options": PatternFileOptionsStruct,
+    "tandem_saved_blob": SavedBlobStruct, "tandem_save_options": SaveOptionsStruct, "tandem_load_options": LoadOptionsStruct,
     "tandem_memory_plan": MemoryPlanStruct, "tandem_route_plan": RoutePlanStruct, "tandem_cache_stats": CacheStatsStruct,
     "tandem_session_stats": SessionStatsStruct}
 
@@ -265,6 +281,11 @@ FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "tandem_patterns_init": (None, _P),
     "tandem_pattern_file_options_init": (None, _P),
     "tandem_patterns_read": (_I, _P, _L, _P, _P, c_char_p, _P, _P),
+    "tandem_saved_blob_init": (None, _P),
+    "tandem_save_options_init": (None, _P),
+    "tandem_load_options_init": (None, _P),
+    "tandem_sequence_save": (_I, _P, _L, _P, _P, _P, _P),
+    "tandem_sequence_load": (_I, _P, _P, _P, _P, _P, _P),
     "tandem_plan_memory": (_I, _P, _P, _P, _P, _P, _P, _L, _P),
     "tandem_plan_report": (_I, _P, c_size_t, _P, _P, _P),
     "tandem_plan": (_I, _P, _P, _I, _P, _P, _L, _P),

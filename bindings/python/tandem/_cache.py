@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: MIT
 """Caches and their sequences."""
 import ctypes
+from collections.abc import Mapping, MutableMapping
 from collections.abc import Sequence as Several
 from dataclasses import dataclass, fields
-from typing import Any, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 import numpy as np
 
@@ -15,6 +16,10 @@ from ._library import lib
 from ._model import Layer, Model
 from ._options import CacheOptions, cache_struct, integer, listed
 from ._tensor import TensorArgument, as_tensor
+
+if TYPE_CHECKING:
+    from ._saving import Target
+    from ._session import Session
 
 Stats = TypeVar("Stats")
 
@@ -95,6 +100,35 @@ class Cache(Owner):
         call(lib.tandem_sequence_create, ctypes.byref(made), self._handle.pointer)
         return Sequence(self, made.value)
 
+    def load(self, source: "Target", *, session: "Session | None" = None, model_id: int = 0,
+             blobs: MutableMapping[str, bytes] | None = None) -> "Sequence":
+        """A sequence of what :meth:`Sequence.save` has written.
+
+        Parameters
+        ----------
+        source : path, or binary file object
+            Of a file object no byte behind the sequence is read.
+        session : Session, optional
+            Of this cache; gets what the session that was saved had learned. None: that is read over.
+        model_id : int
+            That of the save.
+        blobs : dict, optional
+            Gets the blobs, by their names. None: they are read over.
+
+        Raises
+        ------
+        CorruptError
+            The file is cut off, changed, or no saved sequence.
+        InvalidArgumentError
+            It is of another model, or stored in other types, or the session has another policy: which member differs.
+        UnsupportedError
+            A later version of the format.
+        CapacityError, OutOfMemoryError, OSError
+            Whatever is raised, nothing of the sequence is left.
+        """
+        from ._saving import load
+        return Sequence(self, load(self, source, session, model_id, blobs))
+
     def stats(self) -> CacheStats:
         """What the cache holds now."""
         return read_stats(CacheStats, _abi.CacheStatsStruct(), lib.tandem_cache_get_stats, self._handle.pointer)
@@ -168,6 +202,31 @@ class Sequence(Owner):
         made = ctypes.c_int64()
         call(lib.tandem_sequence_fork, ctypes.byref(made), self.cache._handle.pointer, self.id)
         return Sequence(self.cache, made.value)
+
+    def save(self, target: "Target", *, session: "Session | None" = None, model_id: int = 0,
+             blobs: Mapping[str, Any] | None = None) -> None:
+        """Write the sequence, all layers of which have the same length, for :meth:`Cache.load`.
+
+        A path is the old file, or none, until the new one is whole and on the disk: it is written under another name beside it
+        (``.part``), which stays behind where the process is killed. Other sequences can be used meanwhile, by other threads and
+        with the same session.
+
+        Parameters
+        ----------
+        target : path, or binary file object
+        session : Session, optional
+            Of this cache: what it has learned of the sequence is saved too.
+        model_id : int
+            A number for the model's weights, which load() compares.
+        blobs : dict, optional
+            More bytes, by their names.
+
+        Raises
+        ------
+        OSError, BusyError, InvalidStateError
+        """
+        from ._saving import save
+        save(self, target, session, model_id, blobs)
 
     def close(self) -> None:
         """Drop the sequence: pages that nobody else holds serve other sequences, and Cache.trim() gives their memory back.

@@ -60,7 +60,7 @@ def kind_of(declaration):
     declaration = re.sub(r"\bconst\b", "", declaration).strip()
     if declaration.count("*") == 1 and declaration.startswith("char"):
         return ctypes.c_char_p
-    if "*" in declaration:
+    if "*" in declaration or declaration.split()[0].endswith("_fn"):
         return ctypes.c_void_p
     return {"int32_t": ctypes.c_int32, "int64_t": ctypes.c_int64, "uint32_t": ctypes.c_uint32, "uint64_t": ctypes.c_uint64,
             "size_t": ctypes.c_size_t, "void": None}[declaration.split()[0]]

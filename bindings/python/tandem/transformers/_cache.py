@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
 """A Transformers cache that keeps no tensors: a tandem cache, a session, and a sequence for each row of the batch."""
+import os
 import threading
 from collections.abc import Sequence as Several
 from dataclasses import replace
@@ -13,12 +14,14 @@ from .._engine import Engine
 from .._errors import InvalidStateError, TandemError, invalid, of_type
 from .._model import Layer, Model
 from .._options import CacheOptions, SessionOptions, integer, listed
+from .._saving import replaced
 from .._session import Session
 from ._attention import Call, Update, note
 from ._layers import dense_layers_of, layers_of, policies_of, text_config, unsupported, window_of
 from ._pass import Change, Changes, Held, Pass
 from ._refusals import Refusals
 from ._rows import batch_of, read_rows, tokens_of, view_of
+from ._saving import STORAGE, layers_in, read_held, read_text, write
 
 _STORED = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 _GEOMETRY = ("n_q_heads", "n_kv_heads", "k_head_dim", "v_head_dim", "sm_scale", "soft_cap", "sliding_window_tokens")
@@ -110,6 +113,7 @@ class TandemCache(Refusals):
         self._held = Held()
         self._changes = Changes()  # of all that share the session
         self._pending: int | None = None  # a layer whose update has not been attended
+        self._stored: CacheOptions = {}  # what the cache was made with
 
     # ---- a forward pass ----
 
@@ -144,13 +148,16 @@ class TandemCache(Refusals):
         if stored is None:
             raise unsupported("dtype", f"= {call.key.dtype}: keys are f32, f16 or bf16")
         layers = layers_of(config, call) if self._given is None else self._given
-        engine = self.engine or _shared_engine("cuda" if call.key.device.type == "cuda" else None)
-        storage: CacheOptions = {"k_type": stored, **self._storage}
+        self._make_of(layers, {"k_type": stored, **self._storage}, config, call.key.device.type == "cuda")
+
+    def _make_of(self, layers: list[Layer], storage: CacheOptions, config: Any, on_device: bool) -> None:
+        engine = self.engine or _shared_engine("cuda" if on_device else None)
         cache = Cache(engine, Model(layers), **storage)
         # A pass is a step, and between the layers of one on the CPU PyTorch's threads need the cores.
-        self._options = {"sleep_between_calls": call.key.device.type == "cpu", **self._options}
-        self._made_for = (config, call.key.device.type == "cuda")
+        self._options = {"sleep_between_calls": not on_device, **self._options}
+        self._made_for = (config, on_device)
         self.session = self._new_session(cache)
+        self._stored = storage
         self.engine, self.cache, self._owns, self._owns_session = engine, cache, True, True
 
     def _new_session(self, cache: Cache) -> Session:
@@ -397,7 +404,7 @@ class TandemCache(Refusals):
         other = TandemCache(engine=self.engine, layers=self._given, storage=self._storage, **(
             {"sleep_between_calls": self._options["sleep_between_calls"], **options} if options else {}))
         other.cache, other.session, other._changes = self.cache, self.session, self._changes
-        other._made_for = self._made_for
+        other._made_for, other._stored = self._made_for, self._stored
         if not options:
             other._options, other._dense_layers = self._options, self._dense_layers
         elif self.cache is not None:
@@ -406,6 +413,75 @@ class TandemCache(Refusals):
         other._held = Held([sequence.fork() for sequence in held.sequences], list(held.lengths), held.columns,
                            None if held.mask is None else held.mask.clone())
         return other
+
+    def save(self, path: str | os.PathLike[str], *, model_id: int = 0) -> None:
+        """Write all rows to a file for :meth:`load`, with what the session has learned of them.
+
+        The path is the old file, or none, until the new one is whole and on the disk.
+
+        Parameters
+        ----------
+        path : path
+        model_id : int
+            A number for the model's weights, which load() compares.
+
+        Raises
+        ------
+        InvalidStateError
+            There was no pass yet.
+        OSError
+        """
+        self._settle()
+        if self.cache is None or self.session is None:
+            raise _state_error("save: before the first pass there is nothing to save")
+        storage = {name: value for name, value in self._stored.items() if name in STORAGE}
+        with replaced(path) as file:
+            write(file, self.cache, self.session, self._held, storage, model_id)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], model: Any, *, window: int = -1, learned: bool = True, model_id: int = 0,
+             engine: Engine | None = None, layers: Several[Layer] | None = None, storage: CacheOptions | None = None,
+             dense_layers: Several[int] | None = None, **options: Unpack[SessionOptions]) -> "TandemCache":
+        """A cache of the rows that :meth:`save` has written, to go on from with a model.
+
+        Parameters
+        ----------
+        path : path
+        model : PreTrainedModel
+            The model that made the rows; it says where tensors are.
+        learned : bool
+            Take what the session that was saved had learned too: its policies have to be those of the options. False: rows alone.
+        model_id : int
+            That of the save.
+        layers : sequence of Layer, optional
+            Where the cache that was saved was given layers with arrays or projections.
+        storage : CacheOptions, optional
+            More options of the cache, as caps and page lengths. Types are those of the file.
+        window, engine, dense_layers, **options
+            As of a :class:`TandemCache`: they are not in the file.
+
+        Raises
+        ------
+        CorruptError
+            The file is cut off, changed, or no saved TandemCache.
+        InvalidArgumentError
+            Of another model, or with other policies: which member differs.
+        """
+        made = cls(window, engine=engine, layers=layers, storage=storage, dense_layers=dense_layers, **options)
+        try:
+            with open(path, "rb", buffering=1 << 16) as file:
+                found = read_text(file)
+                known = layers_in(found) if made._given is None else made._given
+                if known is None:
+                    raise invalid("layers", "are not in the file, as they have arrays or projections: give them")
+                made._make_of(known, {**found["storage"], **made._storage}, text_config(model.config),
+                              model.device.type == "cuda")
+                assert made.cache is not None
+                made._held = read_held(file, made.cache, made.session if learned else None, found, model.device, model_id)
+        except BaseException:
+            made.close()
+            raise
+        return made
 
     def __copy__(self) -> "TandemCache":
         """As :meth:`fork`: a copy that shared the sequences would count tokens that the other one appends, or miss them."""

@@ -233,6 +233,25 @@ extern "C" {
         options: *const tandem_pattern_file_options,
         error: *mut *mut tandem_error,
     ) -> i32;
+    pub fn tandem_saved_blob_init(blob: *mut tandem_saved_blob);
+    pub fn tandem_save_options_init(options: *mut tandem_save_options);
+    pub fn tandem_load_options_init(options: *mut tandem_load_options);
+    pub fn tandem_sequence_save(
+        cache: *mut tandem_cache,
+        sequence: i64,
+        write: Option<tandem_write_fn>,
+        write_user: *mut c_void,
+        options: *const tandem_save_options,
+        error: *mut *mut tandem_error,
+    ) -> i32;
+    pub fn tandem_sequence_load(
+        sequence: *mut i64,
+        cache: *mut tandem_cache,
+        read: Option<tandem_read_fn>,
+        read_user: *mut c_void,
+        options: *const tandem_load_options,
+        error: *mut *mut tandem_error,
+    ) -> i32;
     pub fn tandem_plan_memory(
         plan: *mut tandem_memory_plan,
         engine: *const tandem_engine,

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: MIT
 // Made by tools/abi/generate.py from include/tandem/; not to be edited.
 //! The fingerprint, the callbacks and the structs, in the order of the header.
+use crate::tandem_session;
 use std::os::raw::{c_char, c_void};
 
 /// `tandem_abi_fingerprint(TANDEM_VERSION_MINOR)` that these declarations were written for (64-bit pointers).
-pub const FINGERPRINT: u64 = 0x62ca_62d9_01fc_464d;
+pub const FINGERPRINT: u64 = 0x7eb4_a54e_88f4_62a9;
 
 /// level: `TANDEM_LOG_ERROR`, ... Called from any thread of the library; must not call the library.
 pub type tandem_log_fn = unsafe extern "C" fn(level: i32, message: *const c_char, user: *mut c_void);
@@ -22,6 +23,14 @@ pub type tandem_run_fn =
 /// call, which must get its own return: no longjmp, no exception, no call into the library for this session or engine. Not
 /// 0: the call is to stop.
 pub type tandem_progress_fn = unsafe extern "C" fn(done: i64, total: i64, user: *mut c_void) -> i32;
+/// Takes `n_bytes` bytes, all of them, and returns 0; or another number, which ends the save.
+pub type tandem_write_fn = unsafe extern "C" fn(data: *const c_void, n_bytes: i64, user: *mut c_void) -> i32;
+/// Gives the next bytes, from 1 to `n_bytes`, and returns how many; 0 at the end; or a negative number, which ends the
+/// load.
+pub type tandem_read_fn = unsafe extern "C" fn(data: *mut c_void, n_bytes: i64, user: *mut c_void) -> i64;
+/// A blob of what is loaded, valid during the call. Not 0: the load fails.
+pub type tandem_blob_fn =
+    unsafe extern "C" fn(name: *const c_char, data: *const c_void, n_bytes: i64, user: *mut c_void) -> i32;
 
 abi_structs! {
     struct tandem_tensor {
@@ -261,6 +270,33 @@ abi_structs! {
         threshold: f64,
         sink_tokens: i64,
         window_tokens: i64,
+    }
+
+    struct tandem_saved_blob {
+        struct_size: u32,
+        reserved: i32,
+        name: *const c_char,
+        data: *const c_void,
+        n_bytes: i64,
+    }
+
+    struct tandem_save_options {
+        struct_size: u32,
+        reserved: i32,
+        session: *mut tandem_session,
+        model_id: u64,
+        blobs: *const tandem_saved_blob,
+        n_blobs: i64,
+    }
+
+    struct tandem_load_options {
+        struct_size: u32,
+        reserved: i32,
+        session: *mut tandem_session,
+        model_id: u64,
+        file_bytes: i64,
+        blob: Option<tandem_blob_fn>,
+        blob_user: *mut c_void,
     }
 
     struct tandem_memory_plan {

@@ -153,6 +153,9 @@ fn c_type(rust: &str) -> String {
     if let Some(inner) = rust.strip_prefix("*mut ") {
         return c_type(inner) + " *";
     }
+    if let Some(callback) = rust.strip_prefix("Option<") {
+        return callback.trim_end_matches('>').to_string();
+    }
     let names = [("u32", "uint32_t"), ("i32", "int32_t"), ("i64", "int64_t"), ("u64", "uint64_t"), ("f32", "float")];
     let names = names.iter().chain(&[("usize", "size_t"), ("c_char", "char"), ("c_void", "void")]);
     names.clone().find(|name| name.0 == rust).map_or(rust, |name| name.1).to_string()

@@ -108,6 +108,14 @@ impl Error {
         Self { status: Status::InvalidArgument, underlying: 0, field: field.to_string(), message }
     }
 
+    /// A failure of a file.
+    #[cold]
+    pub(crate) fn of_io(function: &str, field: &str, error: &std::io::Error) -> Self {
+        let message = format!("{function}: {field}: {error}");
+        let underlying = error.raw_os_error().map_or(0, i64::from);
+        Self { status: Status::Io, underlying, field: field.to_string(), message }
+    }
+
     #[cold]
     fn take(status: i32, error: *mut sys::tandem_error) -> Self {
         // SAFETY: the error functions take NULL or an error object, whose texts live until its release.

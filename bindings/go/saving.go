@@ -1,0 +1,272 @@
+// SPDX-License-Identifier: MIT
+
+package tandem
+
+/*
+#include "shim.h"
+*/
+import "C"
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"sort"
+	"sync/atomic"
+	"syscall"
+	"unsafe"
+)
+
+// SaveOptions is what is saved beside the rows of a sequence. Zero members: nothing.
+type SaveOptions struct {
+	Session *Session          // of the cache: what it has learned of the sequence is saved too
+	ModelID uint64            // a number for the model's weights, which a load compares
+	Blobs   map[string][]byte // more bytes, by their names
+}
+
+// LoadOptions is what is taken of a saved sequence beside its rows. Zero members: nothing.
+type LoadOptions struct {
+	Session *Session          // of the cache: gets what the session that was saved had learned; nil: that is read over
+	ModelID uint64            // that of the save
+	Blobs   map[string][]byte // gets the blobs; nil: they are read over
+}
+
+// file is a reader or writer that the library calls, and how it failed.
+type file struct {
+	writer io.Writer
+	reader io.Reader
+	blobs  map[string][]byte
+	err    error
+	outcome
+}
+
+var (
+	files  table[*file]
+	nParts atomic.Int64 // files that were begun beside others
+)
+
+// run runs code of the caller for the library; false where it has failed.
+func (f *file) run(body func() error) bool {
+	f.outcome = apart(func() { f.err = body() })
+	return f.err == nil && !f.panics && !f.exits
+}
+
+// failed is why a call has failed that used the file.
+func (f *file) failed(function, field string, err error) error {
+	f.goOn()
+	if err == nil || f.err == nil {
+		return err
+	}
+	return ioError(function, field, f.err)
+}
+
+// ioError is what a file operation says; errors.Is asks it for the cause too, as for fs.ErrNotExist.
+func ioError(function, field string, cause error) error {
+	err := &Error{Code: ErrIO, Field: field, Message: function + ": " + field + ": " + cause.Error(), cause: cause}
+	var number syscall.Errno
+	if errors.As(cause, &number) {
+		err.Underlying = int64(number)
+	}
+	return err
+}
+
+//export tandemGoWrite
+func tandemGoWrite(data unsafe.Pointer, bytes C.int64_t, number C.uintptr_t) C.int32_t {
+	f, found := files.find(uintptr(number))
+	if !found || !f.run(func() error {
+		n, err := f.writer.Write(unsafe.Slice((*byte)(data), int(bytes)))
+		if err == nil && n != int(bytes) {
+			err = io.ErrShortWrite
+		}
+		return err
+	}) {
+		return 1
+	}
+	return 0
+}
+
+//export tandemGoRead
+func tandemGoRead(data unsafe.Pointer, bytes C.int64_t, number C.uintptr_t) (n C.int64_t) {
+	f, found := files.find(uintptr(number))
+	if !found || !f.run(func() error {
+		got, err := io.ReadAtLeast(f.reader, unsafe.Slice((*byte)(data), int(bytes)), 1)
+		n = C.int64_t(got)
+		if err == io.EOF {
+			return nil
+		}
+		return err
+	}) {
+		return -1
+	}
+	return n
+}
+
+//export tandemGoBlob
+func tandemGoBlob(name *C.char, data unsafe.Pointer, bytes C.int64_t, number C.uintptr_t) C.int32_t {
+	f, found := files.find(uintptr(number))
+	if !found {
+		return 1
+	}
+	blob := make([]byte, int(bytes))
+	if bytes > 0 {
+		copy(blob, unsafe.Slice((*byte)(data), int(bytes)))
+	}
+	f.blobs[C.GoString(name)] = blob
+	return 0
+}
+
+// sessionOf keeps the session until the returned function is called.
+func sessionOf(session *Session, function string) (*C.tandem_session, func(), error) {
+	if session == nil {
+		return nil, func() {}, nil
+	}
+	if err := session.held().use(function); err != nil {
+		return nil, nil, err
+	}
+	return (*C.tandem_session)(session.handle.pointer), session.handle.done, nil
+}
+
+// raw is an array of blobs in C memory, sorted by their names.
+func rawBlobs(a *arena, blobs map[string][]byte) *C.tandem_saved_blob {
+	if len(blobs) == 0 {
+		return nil
+	}
+	names := make([]string, 0, len(blobs))
+	for name := range blobs {
+		names = append(names, name)
+	}
+	sort.Strings(names)
+	block := C.calloc(C.size_t(len(names)), C.sizeof_tandem_saved_blob)
+	a.blocks = append(a.blocks, block)
+	for i, name := range names {
+		raw := &unsafe.Slice((*C.tandem_saved_blob)(block), len(names))[i]
+		C.tandem_saved_blob_init(raw)
+		raw.name = a.text(fmt.Sprintf("blobs[%d].name", i), name)
+		raw.data = a.bytes(blobs[name])
+		raw.n_bytes = C.int64_t(len(blobs[name]))
+	}
+	return (*C.tandem_saved_blob)(block)
+}
+
+// Save writes a sequence, all layers of which have the same length, to a file. The path is the old file, or none, until the new one is
+// whole and on the disk: it is written under another name beside it (.part), which stays behind where the process is killed. Other
+// sequences can be used meanwhile. nil: the rows alone. Errors: ErrIO (errors.Is asks it for what the system said), ErrBusy,
+// ErrInvalidState.
+func (c *Cache) Save(sequence SequenceID, path string, options *SaveOptions) error {
+	const function = "tandem_sequence_save"
+	name := fmt.Sprintf("%s.%d.%d.part", path, os.Getpid(), nParts.Add(1))
+	part, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
+	if err != nil {
+		return ioError(function, "path", err)
+	}
+	defer os.Remove(part.Name()) // there is none where it has taken the place of the other
+	defer part.Close()
+	if err := c.SaveTo(sequence, part, options); err != nil {
+		return err
+	}
+	if err := putInPlace(part, path); err != nil {
+		return ioError(function, "path", err)
+	}
+	return nil
+}
+
+func putInPlace(part *os.File, path string) error {
+	if err := part.Sync(); err != nil {
+		return err
+	}
+	if err := os.Rename(part.Name(), path); err != nil {
+		return err
+	}
+	folder, err := os.Open(filepath.Dir(path))
+	if err != nil {
+		return err
+	}
+	defer folder.Close()
+	return folder.Sync()
+}
+
+// SaveTo writes a sequence as Save does. What was written before an error is no saved sequence.
+func (c *Cache) SaveTo(sequence SequenceID, writer io.Writer, options *SaveOptions) error {
+	const function = "tandem_sequence_save"
+	if options == nil {
+		options = &SaveOptions{}
+	}
+	session, done, err := sessionOf(options.Session, function)
+	if err != nil {
+		return err
+	}
+	defer done()
+	a := arena{function: function}
+	defer a.free()
+	var raw C.tandem_save_options
+	C.tandem_save_options_init(&raw)
+	raw.session, raw.model_id = session, C.uint64_t(options.ModelID)
+	raw.blobs, raw.n_blobs = rawBlobs(&a, options.Blobs), C.int64_t(len(options.Blobs))
+	if a.err != nil {
+		return a.err
+	}
+	f := &file{writer: writer}
+	number := files.add(f)
+	defer files.remove(number)
+	err = c.call(function, func(cache *C.tandem_cache, err **C.tandem_error) C.int32_t {
+		return C.tandem_go_save(cache, C.int64_t(sequence), C.uintptr_t(number), &raw, err)
+	})
+	return f.failed(function, "write", err)
+}
+
+// Load makes a sequence of what Save has written. On any error nothing of it is left. nil: the rows alone. Errors: ErrIO, ErrCorrupt
+// (cut off, changed, or no saved sequence), ErrInvalidArgument (of another model, stored in other types, or a session with another
+// policy: which member differs), ErrUnsupported (a later version), ErrCapacity, ErrOutOfMemory.
+func (c *Cache) Load(path string, options *LoadOptions) (SequenceID, error) {
+	const function = "tandem_sequence_load"
+	from, err := os.Open(path)
+	if err != nil {
+		return 0, ioError(function, "path", err)
+	}
+	defer from.Close()
+	info, err := from.Stat()
+	if err != nil {
+		return 0, ioError(function, "path", err)
+	}
+	return c.load(from, info.Size(), options)
+}
+
+// LoadFrom makes a sequence as Load does. It reads no byte behind the sequence.
+func (c *Cache) LoadFrom(reader io.Reader, options *LoadOptions) (SequenceID, error) {
+	return c.load(reader, -1, options)
+}
+
+func (c *Cache) load(reader io.Reader, fileBytes int64, options *LoadOptions) (SequenceID, error) {
+	const function = "tandem_sequence_load"
+	if options == nil {
+		options = &LoadOptions{}
+	}
+	session, done, err := sessionOf(options.Session, function)
+	if err != nil {
+		return 0, err
+	}
+	defer done()
+	var raw C.tandem_load_options
+	C.tandem_load_options_init(&raw)
+	raw.session, raw.model_id, raw.file_bytes = session, C.uint64_t(options.ModelID), C.int64_t(fileBytes)
+	f := &file{reader: reader, blobs: map[string][]byte{}}
+	number := files.add(f)
+	defer files.remove(number)
+	var takesBlobs C.int32_t
+	if options.Blobs != nil {
+		takesBlobs = 1
+	}
+	var id C.int64_t
+	err = c.call(function, func(cache *C.tandem_cache, err **C.tandem_error) C.int32_t {
+		return C.tandem_go_load(&id, cache, C.uintptr_t(number), &raw, takesBlobs, err)
+	})
+	if err := f.failed(function, "read", err); err != nil {
+		return 0, err
+	}
+	for name, blob := range f.blobs {
+		options.Blobs[name] = blob
+	}
+	return SequenceID(id), nil
+}

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: MIT
+// A walk over what a selector knows of a sequence, the same to save it and to load it. Numbers are 64-bit integers.
+#pragma once
+
+#include <cstdint>
+#include <iterator>
+#include <vector>
+
+#include "lib/base/status.h"
+
+namespace tandem {
+
+class StateVisitor {
+ public:
+  explicit StateVisitor(bool is_loading) : is_loading_(is_loading) {}
+  virtual ~StateVisitor() = default;
+
+  bool is_loading() const { return is_loading_; }
+  virtual Status bytes(void* data, int64_t n) = 0;
+  virtual Status corrupt(const char* what) const = 0;  // the error of what cannot have been saved
+
+  Status number(int64_t* value) { return bytes(value, sizeof *value); }
+  // A number from low to high.
+  Status number(int64_t* value, int64_t low, int64_t high, const char* what) {
+    TANDEM_TRY(number(value));
+    return is_loading_ && (*value < low || *value > high) ? corrupt(what) : Status();
+  }
+  Status flag(bool* value, const char* what) {
+    int64_t number = *value ? 1 : 0;
+    TANDEM_TRY(this->number(&number, 0, 1, what));
+    *value = number == 1;
+    return {};
+  }
+  // An option of the session that what was saved depends on: INVALID_ARGUMENT where it differs.
+  Status same(const char* option, int64_t value) {
+    int64_t saved = value;
+    TANDEM_TRY(number(&saved));
+    if (saved == value) return {};
+    return fail(TANDEM_ERROR_INVALID_ARGUMENT, "session", "session: its %s is %lld, that of the session that was saved %lld",
+                option, static_cast<long long>(value), static_cast<long long>(saved));
+  }
+  // A list of `most` elements at most, with its length before it.
+  template <typename T>
+  Status list(std::vector<T>* list, int64_t most, const char* what) {
+    int64_t n = std::ssize(*list);
+    TANDEM_TRY(number(&n, 0, most, what));
+    list->resize(static_cast<size_t>(n));
+    return bytes(list->data(), n * static_cast<int64_t>(sizeof(T)));
+  }
+
+ private:
+  const bool is_loading_;
+};
+
+}  // namespace tandem
