@@ -2,6 +2,7 @@
 // The node against ggml_flash_attn_ext() on the same numbers and mask, and against double precision: every head dim, groups
 // of query heads, soft cap, sinks, sliding windows, types of K and V, two sequences that prefill, append and decode. And
 // what layouts the node takes.
+#include "api/saved_world.h"
 #include "ggml_world.h"
 #include "reference/gate.h"
 #include "reference/sequence_model.h"
@@ -406,6 +407,22 @@ void chunks_of_a_prompt(void**) {
   }
 }
 
+// As llama_state_seq_get_data() and _set_data(): a sequence is saved between batches, and what is loaded takes its number.
+void a_sequence_is_saved_and_loaded(void**) {
+  const auto session = tandem_test::world_session_options();
+  World by_node({plain_layer()}, stored_as(TANDEM_F32), two_threads(), session);
+  const World by_call({plain_layer()}, stored_as(TANDEM_F32), two_threads(), session);
+  int64_t seed = 0;
+  for (const std::vector<int64_t>& q_lens : std::vector<std::vector<int64_t>>{{100, 40}, {1, 1}, {1, 1}})
+    expect_same_by_call(by_node, by_call, q_lens, ++seed);
+  tandem_test::MemoryFile file = tandem_test::save(by_node.cache.get(), by_node.sequences[0], by_node.session.get());
+  const int64_t loaded = tandem_test::load(by_node.cache.get(), file, by_node.session.get());
+  by_node.cache.drop(by_node.sequences[0]);
+  by_node.sequences[0] = loaded;
+  for (const std::vector<int64_t>& q_lens : std::vector<std::vector<int64_t>>{{1, 1}, {1, 1}, {9, 1}, {1, 1}})
+    expect_same_by_call(by_node, by_call, q_lens, ++seed);
+}
+
 }  // namespace
 
 int main() {
@@ -421,6 +438,7 @@ int main() {
       cmocka_unit_test(head_patterns_are_those_of_a_call),
       cmocka_unit_test(blocks_of_queries_begin_with_batches),
       cmocka_unit_test(chunks_of_a_prompt),
+      cmocka_unit_test(a_sequence_is_saved_and_loaded),
   };
   return cmocka_run_group_tests(tests, nullptr, nullptr);
 }
