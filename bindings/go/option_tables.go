@@ -67,8 +67,8 @@ type SessionOptions struct {
 	// Default: "all"; or "streaming", "hgca", "hip", "patterns": which keys outside the window are attended.
 	Policy string
 
-	// Newest tokens, always attended, resident on the device; 0: 4096. Under "hip" it says where keys are and nothing else:
-	// calls on device tensors want it as long as sequences become.
+	// Newest tokens, always attended, resident on the device. With host tensors "all" attends as without it; 0: 4096. Under
+	// "hip" it says where keys are and nothing else: calls on device tensors want it as long as sequences become.
 	WindowTokens int64
 
 	// True: none. WindowTokens is 0.

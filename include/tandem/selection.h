@@ -38,10 +38,9 @@ extern "C" {
  *   - Other indices in device memory are read in the stream's order, with no wait. A row of them
  *     that does not ascend, repeats an index or names a token behind the query's own gives o and
  *     lse of NaN for the query, in the KV heads whose row it is; tokens that the call has appended
- *     stay. The session tells it once: the first call on device tensors, or the first step on a
- *     stream, that begins after the row was read (calls within a step on a stream do not look) does
- *     nothing but return INVALID_ARGUMENT (selection.idx) with row, head, place and value of the
- *     first wrong index.
+ *     stay. The session tells it once: the next call on device tensors outside a step, or the next
+ *     tandem_step_begin() with a stream, does nothing and returns INVALID_ARGUMENT (selection.idx)
+ *     with row, head, place and value of the first wrong index.
  *   - In steps that were begun on a stream indices are in device memory, ascend and are at most the
  *     session's selection_indices, and each sequence has one query. A graph may be replayed with
  *     other indices in the same memory. Once a step has been captured, calls that name more keys

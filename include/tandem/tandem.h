@@ -20,8 +20,8 @@
  *             serialises changes. Session: one thread at a time. Functions without any of these:
  *             any thread. The caller's affinity, signal mask, floating-point mode and locale are
  *             left as found. Signal handlers may run during a call; a signal may wait some
- *             milliseconds for a matrix product. Nothing is printed, nothing aborts, no C++
- *             exception crosses a call.
+ *             milliseconds for a matrix product. Nothing is printed, no C++ exception crosses a
+ *             call, and nothing aborts but libraries below that lack memory (tandem-memory(7)).
  *   Structs   Their first member is struct_size = sizeof the struct; tandem_*_init() and
  *             TANDEM_*_INIT fill in defaults. Zero means default; where zero is a value of its own,
  *             -1 is the default. Structs only grow at the end; a larger one than the library knows
@@ -350,13 +350,13 @@ TANDEM_API int32_t tandem_sequence_fork(int64_t *fork, tandem_cache *cache, int6
  * their memory back. */
 TANDEM_API int32_t tandem_sequence_drop(tandem_cache *cache, int64_t sequence,
                                         tandem_error **error);
-/* Takes pages, and session state of every attached session, for n_tokens more tokens in every
- * layer: until these are used up, or given back by a truncation or a removal of the last tokens, no
- * append returns an error for memory, whatever other sequences and sessions take:
- * tandem_session_create() takes state for the reservations it finds, or is refused. An open step's
- * tokens are reserved in the same way. Pages are address space until they are written: on a system
- * that promises more than it has, host_cap_bytes is what keeps the process within it. Errors:
- * CAPACITY, OUT_OF_MEMORY. */
+/* Reserves memory for n_tokens more tokens in every layer and every attached session. Until these
+ * are used up, or given back by a truncation or a removal of the last tokens, no append returns an
+ * error for memory of the host, whatever other sequences and sessions take (of calls on device
+ * tensors: tandem-device(7)). A session that is created later reserves for them too, or is refused.
+ * An open step's tokens are reserved in the same way. Pages are address space until they are
+ * written: on a system that promises more than it has, host_cap_bytes is what keeps the process
+ * within it. Errors: CAPACITY, OUT_OF_MEMORY. */
 TANDEM_API int32_t tandem_sequence_reserve(tandem_cache *cache, int64_t sequence, int64_t n_tokens,
                                            tandem_error **error);
 /* Keeps the first n_tokens tokens of every layer; uneven sequences become even. Speculative tokens
@@ -406,10 +406,10 @@ typedef struct tandem_session_options {
                                   * spin from the step's begin to its end */
   const char *policy;            /* NULL: "all"; or "streaming", "hgca", "hip", "patterns": which
                                   * keys outside the window are attended */
-  int64_t window_tokens;         /* newest tokens, always attended, resident on the device;
-                                  * -1: 4096; 0: none. Under "hip" it says where keys are and
-                                  * nothing else: calls on device tensors want it as long as
-                                  * sequences become */
+  int64_t window_tokens;         /* newest tokens, always attended, resident on the device. With
+                                  * host tensors "all" attends as without it; -1: 4096; 0: none.
+                                  * Under "hip" it says where keys are and nothing else: calls on
+                                  * device tensors want it as long as sequences become */
   int64_t sink_tokens;           /* first tokens, always attended; -1: 64; 0: none */
   const char *route;             /* NULL: "auto"; or "host", "stream", "host+stream", "recompute":
                                   * who attends these, for device tensors */
@@ -577,9 +577,9 @@ TANDEM_API int32_t tandem_step_begin(tandem_session *session, const int64_t *seq
                                      tandem_error **error);
 /* Closes the step and lets the CPU workers sleep; stream: as in tandem_step_begin(). Not captured.
  * Where a layer got fewer tokens than declared, every sequence goes back to its length at
- * tandem_step_begin(). Errors: INVALID_STATE (the layer that got fewer; of a planned step a later
- * call says so, but this one where a layer's call had failed when its rows were on their way; the
- * stream is captured, and the step stays open). */
+ * tandem_step_begin(). Errors: INVALID_STATE (a layer got fewer tokens than declared: the error
+ * names it, and for a planned step a later call may be the one that says so; or the stream is being
+ * captured, and the step stays open). */
 TANDEM_API int32_t tandem_step_end(tandem_session *session, void *stream, tandem_error **error);
 
 #ifdef __cplusplus

@@ -73,8 +73,9 @@ class SessionOptions(TypedDict, total=False):
     policy : str
         Default: "all"; or "streaming", "hgca", "hip", "patterns": which keys outside the window are attended.
     window_tokens : int
-        Newest tokens, always attended, resident on the device; -1: 4096; 0: none. Under "hip" it says where keys are and
-        nothing else: calls on device tensors want it as long as sequences become.
+        Newest tokens, always attended, resident on the device. With host tensors "all" attends as without it; -1: 4096; 0:
+        none. Under "hip" it says where keys are and nothing else: calls on device tensors want it as long as sequences
+        become.
     sink_tokens : int
         First tokens, always attended; -1: 64; 0: none.
     route : str

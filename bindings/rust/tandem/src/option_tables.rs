@@ -84,8 +84,9 @@ pub struct SessionOptions {
     pub sleep_between_calls: bool,
     /// Default: "all"; or "streaming", "hgca", "hip", "patterns": which keys outside the window are attended.
     pub policy: String,
-    /// Newest tokens, always attended, resident on the device; -1: 4096; 0: none. Under "hip" it says where keys are and
-    /// nothing else: calls on device tensors want it as long as sequences become.
+    /// Newest tokens, always attended, resident on the device. With host tensors "all" attends as without it; -1: 4096; 0:
+    /// none. Under "hip" it says where keys are and nothing else: calls on device tensors want it as long as sequences
+    /// become.
     pub window_tokens: i64,
     /// First tokens, always attended; -1: 64; 0: none.
     pub sink_tokens: i64,
