@@ -3,6 +3,8 @@
 // at them.
 #pragma once
 
+#include <cuda.h>
+
 #include "cuda/search_call.h"
 #include "tandem/patterns.h"
 
@@ -14,6 +16,10 @@ inline constexpr int kProbeTile = 16;            // keys that a warp multiplies 
 inline constexpr int kRunTiles = 16;             // of a run
 inline constexpr int kRunBands = kRunTiles + 5;  // bands that the keys of a run and the probes are apart
 inline constexpr int kRunKeys = kRunTiles * kProbeTile, kPieceKeys = kSearchWarps * kRunKeys;
+// A block of wide_probes.cuh walks over so many runs at a time, of which a tile each is a stage. A third warpgroup
+// brings them.
+inline constexpr int kWideRuns = 4, kWidePieceKeys = kWideRuns * kRunKeys;
+inline constexpr int kWideProbeWarps = (kWideGroups + 1) * kWideRuns, kMostProbeStages = 8;
 inline constexpr int kQueryBlock = TANDEM_PATTERN_BLOCK;
 inline constexpr int kChooseWarps = 32;  // of a block that chooses bands
 inline constexpr int kTokenPart = 4096;  // tokens of a query head that a block of threads counts and chooses
@@ -36,8 +42,9 @@ struct PatternCall {
   float sm_scale;
   // The work space has these areas, for one sequence at a time.
   int32_t n_pieces, n_runs;              // of a query head's keys, at most
+  int32_t n_sums;                        // that there is room for, of a probe
   int32_t n_key_blocks, n_query_blocks;  // at most
-  float_pair* sums;                      // [n_q_heads][n_pieces][kPatternProbes], logits in units of log2(e)
+  float_pair* sums;                      // [n_q_heads][n_sums][kPatternProbes], logits in units of log2(e)
   float* lse;                            // [n_q_heads][kPatternProbes], likewise
   float* columns;                        // [n_q_heads][max_keys]: sums of the weights of a token
   int* bins;                             // [n_q_heads][kDigits][kBins]: how many tokens' sums have a digit
@@ -48,5 +55,26 @@ struct PatternCall {
 };
 
 using PatternKernel = void (*)(PatternCall);
+
+// Of kernels that have the copy engine bring keys.
+struct WidePatternCall {
+  PatternCall call;
+  int32_t n_stages;
+  CUtensorMap map;  // of tiles
+};
+
+// Probe kernels for compute capability 9.0 (kernels/wide_probes.cuh), of n_heads query heads at a time.
+struct WideProbeKernels {
+  int32_t n_heads;
+  void (*sums)(WidePatternCall);
+  void (*weights)(WidePatternCall);
+};
+
+// What they have in shared memory: all probes, and stages of keys. A row has whole steps of kWideStep numbers.
+constexpr int32_t wide_probe_bytes(int32_t n_heads, int32_t n_stages, int32_t dim) {
+  constexpr int32_t kAlign = 1024;
+  return kAlign + (dim + kWideStep - 1) / kWideStep * kSwizzledRow *
+                      (n_heads * kPatternProbes + n_stages * kWideRuns * kProbeTile);
+}
 
 }  // namespace tandem::cuda
