@@ -21,8 +21,8 @@ inline constexpr int kRunKeys = kRunTiles * kProbeTile, kPieceKeys = kSearchWarp
 inline constexpr int kWideRuns = 4, kWidePieceKeys = kWideRuns * kRunKeys;
 inline constexpr int kWideProbeWarps = (kWideGroups + 1) * kWideRuns, kMostProbeStages = 8;
 inline constexpr int kQueryBlock = TANDEM_PATTERN_BLOCK;
-inline constexpr int kChooseWarps = 32;  // of a block that chooses bands
-inline constexpr int kTokenPart = 4096;  // tokens of a query head that a block of threads counts and chooses
+inline constexpr int kTokenPart = 4096, kBandPart = 1024;  // of a query head, that a block of threads counts and chooses
+inline constexpr int kChoices = 2;                         // tokens, and bands
 inline constexpr int kScoreTile = 64;    // key blocks, and query blocks, that a block of threads multiplies at a time
 inline constexpr int kQueryMeanWarps = 8, kScoreWarps = 8, kListWarps = 8;
 
@@ -42,12 +42,13 @@ struct PatternCall {
   float sm_scale;
   // The work space has these areas, for one sequence at a time.
   int32_t n_pieces, n_runs;              // of a query head's keys, at most
+  int32_t n_token_parts, n_band_parts;   // likewise
   int32_t n_sums;                        // that there is room for, of a probe
   int32_t n_key_blocks, n_query_blocks;  // at most
   float_pair* sums;                      // [n_q_heads][n_sums][kPatternProbes], logits in units of log2(e)
   float* lse;                            // [n_q_heads][kPatternProbes], likewise
   float* columns;                        // [n_q_heads][max_keys]: sums of the weights of a token
-  int* bins;                             // [n_q_heads][kDigits][kBins]: how many tokens' sums have a digit
+  int* bins;                             // [n_q_heads][kChoices][kDigits][kBins]: how many sums have a digit
   float* bands;                          // [n_q_heads][n_runs][kRunBands]: sums of the weights of a band, in a run
   float* key_means;                      // [n_kv_heads][n_key_blocks][dim]
   float* query_means;                    // [n_q_heads][n_query_blocks][dim]

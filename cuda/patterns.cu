@@ -41,8 +41,8 @@ constexpr struct {
 #undef TANDEM_PATTERNS
 };
 
-constexpr PatternKernel kTokenKernels[] = {count_tokens_kernel<0>, count_tokens_kernel<1>, count_tokens_kernel<2>,
-                                           choose_tokens_kernel};
+constexpr PatternKernel kChoiceKernels[] = {count_digit_kernel<0>, count_digit_kernel<1>, count_digit_kernel<2>,
+                                            choose_kernel};
 
 const auto& kernels_of(int32_t k_type) {
   return *std::find_if(std::begin(kKernels), std::end(kKernels), [&](const auto& of) { return of.k_type == k_type; });
@@ -67,6 +67,8 @@ int64_t plan_room(const DevicePatterns& call, PatternCall* to) {
   const int64_t n_heads = call.layer->n_q_heads, dim = call.layer->k_head_dim;
   to->n_pieces = static_cast<int32_t>(ceil_divide(call.sequences.max_keys, kPieceKeys));
   to->n_runs = to->n_pieces * kSearchWarps;
+  to->n_token_parts = static_cast<int32_t>(ceil_divide(call.sequences.max_keys, kTokenPart));
+  to->n_band_parts = static_cast<int32_t>(ceil_divide(call.sequences.max_keys / kPatternBand + 1, kBandPart));
   to->n_sums = static_cast<int32_t>(ceil_divide(call.sequences.max_keys, kWidePieceKeys));
   to->n_key_blocks = static_cast<int32_t>(call.sequences.max_keys / kPatternKeyBlock);
   to->n_query_blocks = static_cast<int32_t>(ceil_divide(call.sequences.max_q_len, kQueryBlock));
@@ -78,7 +80,7 @@ int64_t plan_room(const DevicePatterns& call, PatternCall* to) {
     to->lse = plan.take<float>(n_heads * kPatternProbes);
     to->columns = plan.take<float>(n_heads * call.sequences.max_keys);
     to->bands = plan.take<float>(n_heads * to->n_runs * kRunBands);
-    to->bins = plan.take<int>(n_heads * kDigits * kBins);
+    to->bins = plan.take<int>(n_heads * kChoices * kDigits * kBins);
   }
   if ((call.kinds & TANDEM_PATTERN_BLOCK_SPARSE) != 0) {
     to->key_means = of_blocks.take<float>(call.layer->n_kv_heads * to->n_key_blocks * dim);
@@ -224,9 +226,8 @@ void index_weights(Launches& launches) {
     launches.add(join_sums_kernel, grid(call.n_q_heads, 1), kPatternProbes / 32);
     launches.add(kernels.weights[is_bf16], pieces, kSearchWarps, shared_bytes);
   }
-  const dim3 parts = grid(call.n_q_heads, ceil_divide(call.patterns.sequences.max_keys, kTokenPart));
-  for (const PatternKernel kernel : kTokenKernels) launches.add(kernel, parts, kSearchWarps);
-  launches.add(choose_bands_kernel, grid(call.n_q_heads, 1), kChooseWarps);
+  const dim3 parts = grid(call.n_q_heads, call.n_token_parts + call.n_band_parts);
+  for (const PatternKernel kernel : kChoiceKernels) launches.add(kernel, parts, kSearchWarps);
 }
 
 // Without key blocks there is nothing to choose from, and no bit to write.
@@ -260,10 +261,10 @@ int32_t load_pattern_kernels(bool has_90a, DeviceError* error) {
                       error);
     TANDEM_CUDA_TRY(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(of_type.key_means)), error);
   }
-  for (const PatternKernel kernel : kTokenKernels)
+  for (const PatternKernel kernel : kChoiceKernels)
     TANDEM_CUDA_TRY(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(kernel)), error);
-  for (const PatternKernel kernel : {join_sums_kernel, choose_bands_kernel, query_means_kernel, score_blocks_kernel,
-                                     choose_blocks_kernel, pattern_lists_kernel})
+  for (const PatternKernel kernel : {join_sums_kernel, query_means_kernel, score_blocks_kernel, choose_blocks_kernel,
+                                     pattern_lists_kernel})
     TANDEM_CUDA_TRY(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(kernel)), error);
   return TANDEM_OK;
 }

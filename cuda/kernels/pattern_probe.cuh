@@ -271,7 +271,7 @@ __device__ inline void join_sums(const PatternCall& call) {
   const int head = static_cast<int>(blockIdx.x), probe = static_cast<int>(threadIdx.x);
   const DeviceSequence& sequence = sequence_of(call);
   if (!has_kind(call, head, TANDEM_PATTERN_VERTICAL_SLASH)) return;
-  for (int b = probe; b < kDigits * kBins; b += kPatternProbes) call.bins[head * (kDigits * kBins) + b] = 0;
+  for (int b = probe; b < kChoices * kDigits * kBins; b += kPatternProbes) call.bins[head * (kChoices * kDigits * kBins) + b] = 0;
   if (probe >= sequence.q_len) return;
   const int n_pieces = static_cast<int>((sequence.end + kPieceKeys - 1) / kPieceKeys);
   const float_pair* const from = call.sums + int64_t{head} * call.n_sums * kPatternProbes + probe;

@@ -156,22 +156,16 @@ __device__ inline void bring_wide_probes(const PatternCall& call, const WideJob&
   sync_threads(1, kProbeThreads);
 }
 
-// Calls take(i, d) for each tile of the warp's runs: d has the products of its keys with the warpgroup's probes. The
-// warpgroups take turns: one multiplies while the other adds up.
+// Calls take(i, d) for each tile of the warp's runs: d has the products of its keys with the warpgroup's probes.
 template <int kWidth, class Take>
 __device__ __forceinline__ void walk_keys(const WideJob& job, const WideSpace& space, Take& take) {
-  constexpr int kTurn = 2;  // the first of two barriers
   const int group = __shfl_sync(~0u, static_cast<int>(threadIdx.x / (32 * kGroupWarps)), 0);
   const int warp = static_cast<int>(threadIdx.x / 32) % kGroupWarps;
   const uint32_t rows = space.rows + group * (space.n_steps * kWidth * kSwizzledRow);
   StageTurn turn;
-  float d[kWidth / 2];
-  if (group == 1) arrive_threads(kTurn, kProbeThreads);
-#pragma unroll 1
-  for (int i = 0; i < job.n_tiles; ++i) {
+  const auto multiply = [&](float(&d)[kWidth / 2]) {
     const uint32_t stage = space.stage(turn.stage);
     wait_for_phase(space.full(turn.stage), turn.parity);
-    sync_threads(kTurn + group, kProbeThreads);
     begin_products();
 #pragma unroll 1
     for (int step = 0; step < space.n_steps; ++step)
@@ -180,12 +174,35 @@ __device__ __forceinline__ void walk_keys(const WideJob& job, const WideSpace& s
         Wgmma<Bfloat, kWidth>::keys(d, describe_matrix(stage + step * (kGroupWarps * kBoxBytes) + 32 * k, 16),
                                     describe_matrix(rows + step * (kWidth * kSwizzledRow) + 32 * k, 16), step > 0 || k > 0);
     commit_products();
-    if (group == 0 || i + 1 < job.n_tiles) arrive_threads(kTurn + (group ^ 1), kProbeThreads);
+  };
+  const auto finish = [&](float(&d)[kWidth / 2]) {
     wait_for_products<0>();
     pin(d);
     if (threadIdx.x % 32 == 0) arrive(space.empty(turn.stage));
     turn.advance(space.n_stages);
+  };
+  const auto add = [&](int i, const float(&d)[kWidth / 2]) {
     if (job.first_token(i, warp) < job.end) take(i, d);
+  };
+  float even[kWidth / 2], odd[kWidth / 2];
+  multiply(even);
+  finish(even);
+  int i = 0;
+#pragma unroll 1
+  for (; i + 2 < job.n_tiles; i += 2) {
+    multiply(odd);
+    add(i, even);
+    finish(odd);
+    multiply(even);
+    add(i + 1, odd);
+    finish(even);
+  }
+#pragma unroll 1
+  while (true) {
+    add(i, even);
+    if (++i >= job.n_tiles) break;
+    multiply(even);
+    finish(even);
   }
 }
 
@@ -199,11 +216,17 @@ struct WideLane {
     row = lane / 4, column = lane % 4 * 2;
     first_head = static_cast<int>(threadIdx.x) / (32 * kGroupWarps) * n_heads;
   }
-  // probe: the lane's n-th, or its neighbour.
-  __device__ bool sees(const WideJob& job, int first, int n, int h, int i) const {
-    const int probe = n * 8 + column + h;
-    return probe < job.n_probes && first + row + 8 * i <= job.first_probe + probe;
+};
+
+// Which of the lane's probes see which of its keys, in a tile that begins with token `first`.
+struct Sight {
+  int from[kKeys], end;  // of 8 n + h
+
+  __device__ Sight(const WideJob& job, const WideLane& lane, int first) : end(job.n_probes - lane.column) {
+#pragma unroll
+    for (int i = 0; i < kKeys; ++i) from[i] = first + lane.row + 8 * i - job.first_probe - lane.column;
   }
+  __device__ bool sees(int n, int h, int i) const { return 8 * n + h >= from[i] && 8 * n + h < end; }
 };
 
 // ---- sums of exponentials ------------------------------------------------------------------------------------------------
@@ -222,34 +245,51 @@ struct WideProbeSums {
 #pragma unroll
     for (int j = 0; j < kWidth / 4; ++j) most[j] = -FLT_MAX, sums[j] = 0.0f;
   }
-  // Makes all terms relative to the largest logits so far, these among them.
-  __device__ __forceinline__ void raise(const float (&d)[kWidth / 2]) {
+  // Makes all terms of a probe relative to the largest logit so far, these two among them.
+  __device__ __forceinline__ void raise(int probe, float logit, float other) {
+    float& own = most[probe];
+    const float now = fminf(fmaxf(own, fmaxf(logit, other)), FLT_MAX);
+    sums[probe] *= exp2_fast(own - now);
+    own = now;
+  }
+  __device__ __forceinline__ void add(const float (&d)[kWidth / 2]) {
+    constexpr int kOfHead = 4 * kProbeGroups;  // products
+    const auto term = [&](int j) { return fmaf(d[j], scale, -most[j / 4 * 2 + j % 2]); };
+#pragma unroll
+    for (int a = 0; a < kHeads; ++a) {
+      float over[4] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};
+#pragma unroll
+      for (int j = a * kOfHead; j < (a + 1) * kOfHead; ++j) over[j % 4] = fmaxf(over[j % 4], term(j));
+      if (__any_sync(~0u, fmaxf(fmaxf(over[0], over[1]), fmaxf(over[2], over[3])) > kRoom)) {
+#pragma unroll
+        for (int j = a * kOfHead; j < (a + 1) * kOfHead; ++j)
+          if (j / 2 % 2 == 0) raise(j / 4 * 2 + j % 2, d[j] * scale, d[j + 2] * scale);
+      }
+#pragma unroll
+      for (int j = a * kOfHead; j < (a + 1) * kOfHead; ++j) sums[j / 4 * 2 + j % 2] += exp2_fast(term(j));
+    }
+  }
+  // Where some probes do not see some keys.
+  __device__ __forceinline__ void add_seen(const Sight& sight, const float (&d)[kWidth / 2]) {
 #pragma unroll
     for (int n = 0; n < kWidth / 8; ++n)
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        float& own = most[2 * n + h];
-        const float now = fminf(fmaxf(own, fmaxf(d[4 * n + h] * scale, d[4 * n + 2 + h] * scale)), FLT_MAX);
-        sums[2 * n + h] *= exp2_fast(own - now);
-        own = now;
+        float logits[kKeys];
+#pragma unroll
+        for (int i = 0; i < kKeys; ++i)
+          logits[i] = sight.sees(n % kProbeGroups, h, i) ? d[4 * n + 2 * i + h] * scale : -INFINITY;
+        raise(2 * n + h, logits[0], logits[1]);
+#pragma unroll
+        for (int i = 0; i < kKeys; ++i) sums[2 * n + h] += exp2_fast(logits[i] - most[2 * n + h]);
       }
   }
-  __device__ __forceinline__ void operator()(int i, float (&d)[kWidth / 2]) {
+  __device__ __forceinline__ void operator()(int i, const float (&d)[kWidth / 2]) {
     const int first = job.first_token(i, lane.warp);
-    if (!job.all_see(first)) {
-#pragma unroll
-      for (int j = 0; j < kWidth / 2; ++j)
-        if (!lane.sees(job, first, j / 4 % kProbeGroups, j % 2, j / 2 % 2)) d[j] = -INFINITY;
-    }
-    float over[4] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};
-#pragma unroll
-    for (int j = 0; j < kWidth / 2; ++j) over[j % 4] = fmaxf(over[j % 4], fmaf(d[j], scale, -most[j / 4 * 2 + j % 2]));
-    if (__any_sync(~0u, fmaxf(fmaxf(over[0], over[1]), fmaxf(over[2], over[3])) > kRoom)) raise(d);
-#pragma unroll
-    for (int j = 0; j < kWidth / 2; ++j) {
-      const int probe = j / 4 * 2 + j % 2;
-      sums[probe] += exp2_fast(fmaf(d[j], scale, -most[probe]));
-    }
+    if (job.all_see(first))
+      add(d);
+    else
+      add_seen(Sight(job, lane, first), d);
   }
   // Adds up the sums of all lanes and warps, and leaves the block's in the work space.
   __device__ void leave(const PatternCall& call) const {
@@ -273,8 +313,8 @@ struct WideProbeSums {
 
 // The counts that choose the tokens of the block's heads are 0 before the kernels that count.
 __device__ inline void clear_bins(const PatternCall& call, const WideJob& job) {
-  int* const bins = call.bins + int64_t{job.first_head} * (kDigits * kBins);
-  const int n = job.n_heads * (kDigits * kBins), step = static_cast<int>(gridDim.x) * kProbeThreads;
+  int* const bins = call.bins + int64_t{job.first_head} * (kChoices * kDigits * kBins);
+  const int n = job.n_heads * (kChoices * kDigits * kBins), step = static_cast<int>(gridDim.x) * kProbeThreads;
   for (int b = static_cast<int>(blockIdx.x) * kProbeThreads + static_cast<int>(threadIdx.x); b < n; b += step) bins[b] = 0;
 }
 
@@ -314,7 +354,7 @@ struct WideProbeWeights {
     return head < job.n_heads && has_kind(call, job.first_head + head, TANDEM_PATTERN_VERTICAL_SLASH);
   }
   template <bool kAllSee>
-  __device__ __forceinline__ void add(int first, const float (&d)[kWidth / 2], float (&sums)[kHeads][kKeys]) {
+  __device__ __forceinline__ void add(const Sight& sight, const float (&d)[kWidth / 2], float (&sums)[kHeads][kKeys]) {
 #pragma unroll
     for (int a = 0; a < kHeads; ++a)
 #pragma unroll
@@ -327,7 +367,7 @@ struct WideProbeWeights {
           for (int i = 0; i < kKeys; ++i) {
             const float logit = d[4 * (a * kProbeGroups + n) + 2 * i + h];
             weights[i] = exp2_fast(fmaf(logit, scale, h == 0 ? minus.x : minus.y));
-            if (!kAllSee && !lane.sees(job, first, n, h, i)) weights[i] = 0.0f;
+            if (!kAllSee && !sight.sees(n, h, i)) weights[i] = 0.0f;
             sums[a][i] += weights[i];
           }
           bands[a].add(n, h, weights[0], weights[1]);
@@ -361,13 +401,13 @@ struct WideProbeWeights {
     for (int mask = 1; mask < 16; mask *= 2) sum += __shfl_xor_sync(~0u, sum, mask);
     if (run_bands != nullptr && own % (kHeads > 1 ? 16 : 32) == 0) run_bands[run * kRunBands + at] = sum;
   }
-  __device__ __forceinline__ void operator()(int i, float (&d)[kWidth / 2]) {
+  __device__ __forceinline__ void operator()(int i, const float (&d)[kWidth / 2]) {
     const int run = job.run(i, lane.warp), t = i % kRunTiles, first = run * kRunKeys + t * kProbeTile;
     float sums[kHeads][kKeys] = {};
     if (job.all_see(first))
-      add<true>(first, d, sums);
+      add<true>(Sight(job, lane, first), d, sums);
     else
-      add<false>(first, d, sums);
+      add<false>(Sight(job, lane, first), d, sums);
     leave_columns(first, sums);
     leave_band(run, t);
     if (t + 1 < kRunTiles && first + kProbeTile < job.end) return;
