@@ -16,14 +16,13 @@ inline constexpr int kProbeTile = 16;            // keys that a warp multiplies 
 inline constexpr int kRunTiles = 16;             // of a run
 inline constexpr int kRunBands = kRunTiles + 5;  // bands that the keys of a run and the probes are apart
 inline constexpr int kRunKeys = kRunTiles * kProbeTile, kPieceKeys = kSearchWarps * kRunKeys;
-// A block of wide_probes.cuh walks over so many runs at a time, of which a tile each is a stage. A third warpgroup
-// brings them.
+// A block of wide_probes.cuh walks over so many runs at a time: a tile of each is a stage.
 inline constexpr int kWideRuns = 4, kWidePieceKeys = kWideRuns * kRunKeys;
-inline constexpr int kWideProbeWarps = (kWideGroups + 1) * kWideRuns, kMostProbeStages = 8;
+inline constexpr int kMostProbeStages = 8;
 inline constexpr int kQueryBlock = TANDEM_PATTERN_BLOCK;
 inline constexpr int kTokenPart = 4096, kBandPart = 1024;  // of a query head, that a block of threads counts and chooses
 inline constexpr int kChoices = 2;                         // tokens, and bands
-inline constexpr int kScoreTile = 64;    // key blocks, and query blocks, that a block of threads multiplies at a time
+inline constexpr int kScoreTile = 64;  // key blocks, and query blocks, that a block of threads multiplies at a time
 inline constexpr int kQueryMeanWarps = 8, kScoreWarps = 8, kListWarps = 8;
 
 // PatternChoices, as kernels read it.
@@ -61,6 +60,7 @@ using PatternKernel = void (*)(PatternCall);
 struct WidePatternCall {
   PatternCall call;
   int32_t n_stages;
+  float scale;      // from products to logits in units of log2(e)
   CUtensorMap map;  // of tiles
 };
 
@@ -74,8 +74,8 @@ struct WideProbeKernels {
 // What they have in shared memory: all probes, and stages of keys. A row has whole steps of kWideStep numbers.
 constexpr int32_t wide_probe_bytes(int32_t n_heads, int32_t n_stages, int32_t dim) {
   constexpr int32_t kAlign = 1024;
-  return kAlign + (dim + kWideStep - 1) / kWideStep * kSwizzledRow *
-                      (n_heads * kPatternProbes + n_stages * kWideRuns * kProbeTile);
+  return kAlign +
+         (dim + kWideStep - 1) / kWideStep * kSwizzledRow * (n_heads * kPatternProbes + n_stages * kWideRuns * kProbeTile);
 }
 
 }  // namespace tandem::cuda

@@ -187,7 +187,9 @@ int32_t probe_shared(int32_t dim, int32_t n_parts) {
 // The kernels that multiply the probes of a KV head's query heads at once, of as many as there are and as fit into shared
 // memory. Null: the other kernels serve the call. A single head to a KV head gains nothing.
 const WideProbeKernels* find_wide(const PatternCall& call, const LaunchOn& on) {
-  const auto is_aligned = [](const void* at, int64_t stride) { return (reinterpret_cast<uintptr_t>(at) | stride) % 16 == 0; };
+  const auto is_aligned = [](const void* at, int64_t stride) {
+    return (reinterpret_cast<uintptr_t>(at) | stride) % 16 == 0;
+  };
   if (!on.has_90a || call.group_size == 1 || call.keys.type != TANDEM_BF16 || call.keys.dim < kWideStep ||
       !is_plain(call.patterns.q, call.keys.dim) || !is_aligned(call.keys.codes, call.keys.codes_head_stride))
     return nullptr;
@@ -201,7 +203,7 @@ const WideProbeKernels* find_wide(const PatternCall& call, const LaunchOn& on) {
 
 void index_wide(Launches& launches, const WideProbeKernels& kernels) {
   const PatternCall& call = launches.described;
-  WidePatternCall wide = {call, kMostProbeStages, {}};
+  WidePatternCall wide = {call, kMostProbeStages, call.sm_scale * kLog2E, {}};
   while (wide_probe_bytes(kernels.n_heads, wide.n_stages, call.keys.dim) > kMostWideShared) --wide.n_stages;
   const BoxShape box = {call.keys.row_bytes, kSwizzledRow, kProbeTile};
   if (launches.code == TANDEM_OK) launches.code = make_map(box, &wide.map, launches.error);
@@ -210,7 +212,7 @@ void index_wide(Launches& launches, const WideProbeKernels& kernels) {
       std::clamp<int64_t>(launches.on.n_multiprocessors / (n_kv_heads * n_parts), 1, call.n_sums);
   const int32_t shared_bytes = wide_probe_bytes(kernels.n_heads, wide.n_stages, call.keys.dim);
   for (const auto kernel : {kernels.sums, kernels.weights})
-    launches.add(kernel, wide, grid(n_blocks, n_kv_heads, n_parts), kWideProbeWarps, shared_bytes);
+    launches.add(kernel, wide, grid(n_blocks, n_kv_heads, n_parts), (kernels.n_heads + 1) * kWideRuns, shared_bytes);
 }
 
 void index_weights(Launches& launches) {
@@ -263,8 +265,8 @@ int32_t load_pattern_kernels(bool has_90a, DeviceError* error) {
   }
   for (const PatternKernel kernel : kChoiceKernels)
     TANDEM_CUDA_TRY(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(kernel)), error);
-  for (const PatternKernel kernel : {join_sums_kernel, query_means_kernel, score_blocks_kernel, choose_blocks_kernel,
-                                     pattern_lists_kernel})
+  for (const PatternKernel kernel :
+       {join_sums_kernel, query_means_kernel, score_blocks_kernel, choose_blocks_kernel, pattern_lists_kernel})
     TANDEM_CUDA_TRY(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(kernel)), error);
   return TANDEM_OK;
 }

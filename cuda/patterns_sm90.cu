@@ -6,8 +6,8 @@ namespace tandem::cuda {
 
 extern const WideProbeKernels kWideProbes[];
 const WideProbeKernels kWideProbes[] = {
-    {2, wide_probe_kernel<1, true>, wide_probe_kernel<1, false>},
-    {4, wide_probe_kernel<2, true>, wide_probe_kernel<2, false>},
+    {2, wide_probe_kernel<2, true>, wide_probe_kernel<2, false>},
+    {4, wide_probe_kernel<4, true>, wide_probe_kernel<4, false>},
     {},
 };
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
-// What both kinds of probe kernels (pattern_probe.cuh, wide_probes.cuh) add up: sums of exponentials, and the weights of bands
-// of distances.
+// What both kinds of probe kernels (pattern_probe.cuh, wide_probes.cuh) add up: sums of exponentials, and the weights of
+// bands of distances.
 //
-// A warp multiplies tiles of 16 keys, one behind the other, with 64 probes. A tile begins at a multiple of 16 tokens, and its
-// keys and the probes are at most six bands apart. The next tile is nearer by one band. So a lane keeps its part of these
-// bands in registers, and a band is finished with each tile:
+// A warp multiplies tiles of 16 keys, one behind the other, with 64 probes. A tile begins at a multiple of 16 tokens, and
+// its keys and the probes are at most six bands apart. The next tile is nearer by one band. So a lane keeps its part of
+// these bands in registers, and a band is finished with each tile:
 //
 //   distances     |  band 4  |  band 3  |  band 2  |  band 1  |  band 0  |  band -1 |     from the tile's first key
 //   tile t         finished                                               begins
@@ -12,8 +12,8 @@
 //
 // A lane has the weights of probes r + 8 p and keys c + 8 i, p from 0 to 7 and i from 0 to 1, for two neighbouring r or two
 // neighbouring c. With x = the distance of probe r and key c, that of probe r + 8 p and key c + 8 i is x + 8 (p - i). So
-// weights with equal p - i, from -1 to 7, stay together whatever the lane, and two neighbours of these half bands are a band:
-// which two depends on x alone.
+// weights with equal p - i, from -1 to 7, stay together whatever the lane, and two neighbours of these half bands are a
+// band: which two depends on x alone.
 #pragma once
 
 #include "cuda/kernels/stored_eight.cuh"

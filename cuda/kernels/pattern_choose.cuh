@@ -72,17 +72,18 @@ struct ChosenBits {
 // ---- tokens and bands ----------------------------------------------------------------------------------------------------
 //
 // Candidates are many, and heads few, so several blocks share those of a head. A launch counts each digit: its blocks add
-// their counts to those of the head, and the next launch's blocks all find the digit from them. The last launch takes what is
-// chosen. Blocks for tokens come first in each launch, and then those for bands.
+// their counts to those of the head, and the next launch's blocks all find the digit from them. The last launch takes what
+// is chosen. Blocks for tokens come first in each launch, and then those for bands.
 
 // A block's part of the tokens, or of the bands, of a query head.
 template <class Numbers>
 struct ChoicePart {
-  Numbers numbers;  // of the head
+  static constexpr int kAtOnce = 4;  // numbers that a thread asks for
+  Numbers numbers;                   // of the head
   ChosenBits bits;
-  int* bins;         // [kDigits][kBins], of the head
-  int end, begin;    // candidates of the head; the part's first
-  int n, n_wanted;   // of the part; of the head
+  int* bins;        // [kDigits][kBins], of the head
+  int end, begin;   // candidates of the head; the part's first
+  int n, n_wanted;  // of the part; of the head
 
   __device__ uint32_t first(int i) const { return numbers.first(begin + i); }
   __device__ uint32_t again(int i) const { return numbers.again(begin + i); }
@@ -116,7 +117,7 @@ struct ChoicePart {
   }
   __device__ void count(int pass, SelectRoom<kSearchWarps>& room) const {
     if (n == 0 || !chooses()) return;
-    find(pass, room).count(*this, n, pass, room);
+    find(pass, room).template count<kAtOnce>(*this, n, pass, room);
     for (int b = static_cast<int>(threadIdx.x); b < kBins; b += 32 * kSearchWarps)
       if (room.bins[b] != 0) atomicAdd(bins + pass * kBins + b, room.bins[b]);
   }
@@ -128,7 +129,7 @@ struct ChoicePart {
     LastKept last = find(kDigits, room).last;
     last.n_equal = max(last.n_equal - n_equal_before(last, room), 0);
     const bool writes = threadIdx.x % 32 == 0;
-    take_kept(*this, n, last, room, [&](int first, unsigned kept, int) {
+    take_kept<kAtOnce>(*this, n, last, room, [&](int first, unsigned kept, int) {
       if (writes) bits.words[(begin + first) / 32] = kept;
     });
   }

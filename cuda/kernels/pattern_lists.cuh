@@ -2,8 +2,8 @@
 // The key lists of blocks of queries (lib/tables/pattern_lists.h) from the bits of what their heads have chosen.
 //
 //   blocks of threads   [sequences][lists][blocks of queries]
-//   each thread         finds out which of 32 units are named, all at once; tells which these are behind those of the threads
-//                       before it; writes a granule for each 256th of them
+//   each thread         finds out which of 32 units are named, all at once; notes these behind those of the threads before
+//                       it; writes a granule for every 256th of all
 //
 // Long lists are written in segments, of 32 units for each thread.
 #pragma once
@@ -176,8 +176,8 @@ struct ListPlace {
   }
 };
 
-// One entry for each of attend()'s sequences that has queries of the block. One thread calls this. last_is_named: the last of
-// the units, which may have fewer tokens before the range.
+// One entry for each of attend()'s sequences that has queries of the block. One thread calls this. last_is_named: the last
+// of the units, which may have fewer tokens before the range.
 __device__ inline void finish_list(const PatternCall& call, const BlockPattern& pattern, const ListPlace& place, int n,
                                    bool last_is_named) {
   const DevicePatterns& patterns = call.patterns;

@@ -8,8 +8,8 @@
 //
 // Both probe kernels walk over the keys, and multiply them anew: K is in the cache for most heads of a group, and logits in
 // memory would be as many bytes as K. A warp has a run of 16 tiles of 16 keys, and multiplies a tile with all 64 probes.
-// Nothing is added by atomic operations: results are the same in every run. wide_probes.cuh has kernels for K and q in bf16 on
-// compute capability 9.0, pattern_bands.cuh what both kinds have in common.
+// Nothing is added by atomic operations: results are the same in every run. wide_probes.cuh has kernels for K and q in bf16
+// on compute capability 9.0, pattern_bands.cuh what both kinds have in common.
 //
 // Keys are the columns of a matrix product here, and probes its rows: keys are used as they come from memory, and probes lie
 // in shared memory as the product takes them.
@@ -271,7 +271,8 @@ __device__ inline void join_sums(const PatternCall& call) {
   const int head = static_cast<int>(blockIdx.x), probe = static_cast<int>(threadIdx.x);
   const DeviceSequence& sequence = sequence_of(call);
   if (!has_kind(call, head, TANDEM_PATTERN_VERTICAL_SLASH)) return;
-  for (int b = probe; b < kChoices * kDigits * kBins; b += kPatternProbes) call.bins[head * (kChoices * kDigits * kBins) + b] = 0;
+  for (int b = probe; b < kChoices * kDigits * kBins; b += kPatternProbes)
+    call.bins[head * (kChoices * kDigits * kBins) + b] = 0;
   if (probe >= sequence.q_len) return;
   const int n_pieces = static_cast<int>((sequence.end + kPieceKeys - 1) / kPieceKeys);
   const float_pair* const from = call.sums + int64_t{head} * call.n_sums * kPatternProbes + probe;
