@@ -111,7 +111,7 @@ int32_t open(int32_t device_idx, void** self, DeviceError* error) {
   if (const int32_t code = find_limits(device_idx, info, &limits, error); code != TANDEM_OK) return code;
   if (const int32_t code = load_exchange_kernels(error); code != TANDEM_OK) return code;
   if (const int32_t code = load_search_kernels(limits.has_90a(), error); code != TANDEM_OK) return code;
-  if (const int32_t code = load_pattern_kernels(error); code != TANDEM_OK) return code;
+  if (const int32_t code = load_pattern_kernels(limits.has_90a(), error); code != TANDEM_OK) return code;
   auto* device =
       new (std::nothrow) Device{device_idx, info.n_multiprocessors, limits.code, limits.has_90a(), AttendLauncher(limits)};
   if (device == nullptr) return fail(error, TANDEM_ERROR_OUT_OF_MEMORY, 0, "", "no memory for a device");

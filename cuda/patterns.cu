@@ -11,10 +11,18 @@
 #include "cuda/room_plan.h"
 
 namespace tandem::cuda {
+
+#ifdef TANDEM_WIDE_PROBES
+extern const WideProbeKernels kWideProbes[];
+#else
+static const WideProbeKernels kWideProbes[] = {{}};
+#endif
+
 namespace {
 
 constexpr int64_t kMostBlocks = 65535;     // of a grid's second and third dimension
 constexpr int32_t kMostShared = 96 << 10;  // of query rows: 64 of 256 numbers, each the sum of three
+constexpr int32_t kMostWideShared = 216 << 10, kLeastProbeStages = 2;
 constexpr uint32_t kKnownKinds =
     TANDEM_PATTERN_FULL | TANDEM_PATTERN_A_SHAPE | TANDEM_PATTERN_VERTICAL_SLASH | TANDEM_PATTERN_BLOCK_SPARSE;
 
@@ -33,8 +41,8 @@ constexpr struct {
 #undef TANDEM_PATTERNS
 };
 
-constexpr PatternKernel kTokenKernels[] = {count_tokens_kernel<0>, count_tokens_kernel<1>, count_tokens_kernel<2>,
-                                           choose_tokens_kernel};
+constexpr PatternKernel kChoiceKernels[] = {count_digit_kernel<0>, count_digit_kernel<1>, count_digit_kernel<2>,
+                                            choose_kernel};
 
 const auto& kernels_of(int32_t k_type) {
   return *std::find_if(std::begin(kKernels), std::end(kKernels), [&](const auto& of) { return of.k_type == k_type; });
@@ -59,17 +67,20 @@ int64_t plan_room(const DevicePatterns& call, PatternCall* to) {
   const int64_t n_heads = call.layer->n_q_heads, dim = call.layer->k_head_dim;
   to->n_pieces = static_cast<int32_t>(ceil_divide(call.sequences.max_keys, kPieceKeys));
   to->n_runs = to->n_pieces * kSearchWarps;
+  to->n_token_parts = static_cast<int32_t>(ceil_divide(call.sequences.max_keys, kTokenPart));
+  to->n_band_parts = static_cast<int32_t>(ceil_divide(call.sequences.max_keys / kPatternBand + 1, kBandPart));
+  to->n_sums = static_cast<int32_t>(ceil_divide(call.sequences.max_keys, kWidePieceKeys));
   to->n_key_blocks = static_cast<int32_t>(call.sequences.max_keys / kPatternKeyBlock);
   to->n_query_blocks = static_cast<int32_t>(ceil_divide(call.sequences.max_q_len, kQueryBlock));
   RoomPlan plan(call.workspace);
   plan.take<int32_t>(kMostSearchLists);
   RoomPlan of_blocks = plan;
   if ((call.kinds & TANDEM_PATTERN_VERTICAL_SLASH) != 0) {
-    to->sums = plan.take<float_pair>(n_heads * to->n_pieces * kPatternProbes);
+    to->sums = plan.take<float_pair>(n_heads * to->n_sums * kPatternProbes);
     to->lse = plan.take<float>(n_heads * kPatternProbes);
     to->columns = plan.take<float>(n_heads * call.sequences.max_keys);
     to->bands = plan.take<float>(n_heads * to->n_runs * kRunBands);
-    to->bins = plan.take<int>(n_heads * kDigits * kBins);
+    to->bins = plan.take<int>(n_heads * kChoices * kDigits * kBins);
   }
   if ((call.kinds & TANDEM_PATTERN_BLOCK_SPARSE) != 0) {
     to->key_means = of_blocks.take<float>(call.layer->n_kv_heads * to->n_key_blocks * dim);
@@ -156,10 +167,14 @@ struct Launches {
   DeviceError* error;
   int32_t code = TANDEM_OK;
 
-  void add(PatternKernel kernel, dim3 n_blocks, int n_warps, int32_t shared_bytes = 0) {
+  template <class Call>
+  void add(void (*kernel)(Call), const Call& call, dim3 n_blocks, int n_warps, int32_t shared_bytes) {
     LaunchOn with_shared = on;
     with_shared.shared_bytes = shared_bytes;
-    if (code == TANDEM_OK) code = launch_kernel(kernel, n_blocks, n_warps, described, with_shared, error);
+    if (code == TANDEM_OK) code = launch_kernel(kernel, n_blocks, n_warps, call, with_shared, error);
+  }
+  void add(PatternKernel kernel, dim3 n_blocks, int n_warps, int32_t shared_bytes = 0) {
+    add(kernel, described, n_blocks, n_warps, shared_bytes);
   }
 };
 
@@ -169,18 +184,52 @@ int32_t probe_shared(int32_t dim, int32_t n_parts) {
   return kProbeGroups * n_chunks * n_parts * 32 * static_cast<int32_t>(sizeof(uint4));
 }
 
+// The kernels that multiply the probes of a KV head's query heads at once, of as many as there are and as fit into shared
+// memory. Null: the other kernels serve the call. A single head to a KV head gains nothing.
+const WideProbeKernels* find_wide(const PatternCall& call, const LaunchOn& on) {
+  const auto is_aligned = [](const void* at, int64_t stride) {
+    return (reinterpret_cast<uintptr_t>(at) | stride) % 16 == 0;
+  };
+  if (!on.has_90a || call.group_size == 1 || call.keys.type != TANDEM_BF16 || call.keys.dim < kWideStep ||
+      !is_plain(call.patterns.q, call.keys.dim) || !is_aligned(call.keys.codes, call.keys.codes_head_stride))
+    return nullptr;
+  const WideProbeKernels* found = nullptr;
+  for (const WideProbeKernels* each = kWideProbes; each->n_heads > 0; ++each)
+    if (wide_probe_bytes(each->n_heads, kLeastProbeStages, call.keys.dim) <= kMostWideShared &&
+        (found == nullptr || found->n_heads < call.group_size))
+      found = each;
+  return found;
+}
+
+void index_wide(Launches& launches, const WideProbeKernels& kernels) {
+  const PatternCall& call = launches.described;
+  WidePatternCall wide = {call, kMostProbeStages, call.sm_scale * kLog2E, {}};
+  while (wide_probe_bytes(kernels.n_heads, wide.n_stages, call.keys.dim) > kMostWideShared) --wide.n_stages;
+  const BoxShape box = {call.keys.row_bytes, kSwizzledRow, kProbeTile};
+  if (launches.code == TANDEM_OK) launches.code = make_map(box, &wide.map, launches.error);
+  const int64_t n_kv_heads = call.n_q_heads / call.group_size, n_parts = ceil_divide(call.group_size, kernels.n_heads);
+  const int64_t n_blocks =  // of a KV head's part: as many as run at once
+      std::clamp<int64_t>(launches.on.n_multiprocessors / (n_kv_heads * n_parts), 1, call.n_sums);
+  const int32_t shared_bytes = wide_probe_bytes(kernels.n_heads, wide.n_stages, call.keys.dim);
+  for (const auto kernel : {kernels.sums, kernels.weights})
+    launches.add(kernel, wide, grid(n_blocks, n_kv_heads, n_parts), (kernels.n_heads + 1) * kWideRuns, shared_bytes);
+}
+
 void index_weights(Launches& launches) {
   const PatternCall& call = launches.described;
-  const auto& kernels = kernels_of(call.keys.type);
-  const bool is_bf16 = call.patterns.q.dtype == TANDEM_BF16;
-  const int32_t shared_bytes = probe_shared(call.keys.dim, is_bf16 ? 1 : 3);
-  const dim3 pieces = grid(call.n_q_heads, call.n_pieces);
-  launches.add(kernels.sums[is_bf16], pieces, kSearchWarps, shared_bytes);
-  launches.add(join_sums_kernel, grid(call.n_q_heads, 1), kPatternProbes / 32);
-  launches.add(kernels.weights[is_bf16], pieces, kSearchWarps, shared_bytes);
-  const dim3 parts = grid(call.n_q_heads, ceil_divide(call.patterns.sequences.max_keys, kTokenPart));
-  for (const PatternKernel kernel : kTokenKernels) launches.add(kernel, parts, kSearchWarps);
-  launches.add(choose_bands_kernel, grid(call.n_q_heads, 1), kChooseWarps);
+  if (const WideProbeKernels* wide = find_wide(call, launches.on)) {
+    index_wide(launches, *wide);
+  } else {
+    const auto& kernels = kernels_of(call.keys.type);
+    const bool is_bf16 = call.patterns.q.dtype == TANDEM_BF16;
+    const int32_t shared_bytes = probe_shared(call.keys.dim, is_bf16 ? 1 : 3);
+    const dim3 pieces = grid(call.n_q_heads, call.n_pieces);
+    launches.add(kernels.sums[is_bf16], pieces, kSearchWarps, shared_bytes);
+    launches.add(join_sums_kernel, grid(call.n_q_heads, 1), kPatternProbes / 32);
+    launches.add(kernels.weights[is_bf16], pieces, kSearchWarps, shared_bytes);
+  }
+  const dim3 parts = grid(call.n_q_heads, call.n_token_parts + call.n_band_parts);
+  for (const PatternKernel kernel : kChoiceKernels) launches.add(kernel, parts, kSearchWarps);
 }
 
 // Without key blocks there is nothing to choose from, and no bit to write.
@@ -200,8 +249,13 @@ void index_blocks(Launches& launches) {
 
 }  // namespace
 
-int32_t load_pattern_kernels(DeviceError* error) {
+int32_t load_pattern_kernels(bool has_90a, DeviceError* error) {
   cudaFuncAttributes attributes;
+  for (const WideProbeKernels* each = kWideProbes; has_90a && each->n_heads > 0; ++each)
+    for (const auto kernel : {each->sums, each->weights})
+      TANDEM_CUDA_TRY(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+                                           cudaFuncAttributeMaxDynamicSharedMemorySize, kMostWideShared),
+                      error);
   for (const auto& of_type : kKernels) {
     for (const PatternKernel kernel : {of_type.sums[0], of_type.sums[1], of_type.weights[0], of_type.weights[1]})
       TANDEM_CUDA_TRY(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
@@ -209,10 +263,10 @@ int32_t load_pattern_kernels(DeviceError* error) {
                       error);
     TANDEM_CUDA_TRY(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(of_type.key_means)), error);
   }
-  for (const PatternKernel kernel : kTokenKernels)
+  for (const PatternKernel kernel : kChoiceKernels)
     TANDEM_CUDA_TRY(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(kernel)), error);
-  for (const PatternKernel kernel : {join_sums_kernel, choose_bands_kernel, query_means_kernel, score_blocks_kernel,
-                                     choose_blocks_kernel, pattern_lists_kernel})
+  for (const PatternKernel kernel :
+       {join_sums_kernel, query_means_kernel, score_blocks_kernel, choose_blocks_kernel, pattern_lists_kernel})
     TANDEM_CUDA_TRY(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(kernel)), error);
   return TANDEM_OK;
 }

@@ -9,7 +9,7 @@
 namespace tandem::cuda {
 
 // Has the kernels on the device before the first call, and lets them have the shared memory that they ask for.
-int32_t load_pattern_kernels(DeviceError* error);
+int32_t load_pattern_kernels(bool has_90a, DeviceError* error);
 int64_t pattern_workspace_bytes(const DevicePatterns& call);
 int32_t launch_index_patterns(const DevicePatterns& call, const LaunchOn& on, DeviceError* error);
 int32_t launch_list_patterns(const DevicePatterns& call, const LaunchOn& on, DeviceError* error);

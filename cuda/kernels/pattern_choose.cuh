@@ -69,30 +69,25 @@ struct ChosenBits {
   }
 };
 
-// ---- tokens --------------------------------------------------------------------------------------------------------------
+// ---- tokens and bands ----------------------------------------------------------------------------------------------------
 //
-// Tokens are many, and heads few, so several blocks share those of a head. A launch counts each digit: its blocks add their
-// counts to those of the head, and the next launch's blocks all find the digit from them. The last launch takes the tokens.
+// Candidates are many, and heads few, so several blocks share those of a head. A launch counts each digit: its blocks add
+// their counts to those of the head, and the next launch's blocks all find the digit from them. The last launch takes what
+// is chosen. Blocks for tokens come first in each launch, and then those for bands.
 
-// A block's part of the tokens of a query head.
-struct TokenPart {
-  int head, end;  // of the sequence
-  int begin, n;   // its own tokens
-  int n_wanted;   // of the head's
-  TokenNumbers numbers;
-  int* bins;  // [kDigits][kBins], of the head
+// A block's part of the tokens, or of the bands, of a query head.
+template <class Numbers>
+struct ChoicePart {
+  static constexpr int kAtOnce = 4;  // numbers that a thread asks for
+  Numbers numbers;                   // of the head
+  ChosenBits bits;
+  int* bins;        // [kDigits][kBins], of the head
+  int end, begin;   // candidates of the head; the part's first
+  int n, n_wanted;  // of the part; of the head
 
-  __device__ explicit TokenPart(const PatternCall& call) {
-    const DeviceSequence& sequence = sequence_of(call);
-    head = static_cast<int>(blockIdx.x), end = static_cast<int>(sequence.end);
-    begin = static_cast<int>(blockIdx.y) * kTokenPart;
-    const bool has_any = sequence.q_len > 0 && has_kind(call, head, TANDEM_PATTERN_VERTICAL_SLASH);
-    n = has_any ? max(min(end - begin, kTokenPart), 0) : 0;
-    n_wanted = call.patterns.heads[head].n_tokens;
-    numbers = {call.columns + head * call.patterns.sequences.max_keys + begin};
-    bins = call.bins + head * (kDigits * kBins);
-  }
-  // Whether some tokens of the head are chosen, and some are not.
+  __device__ uint32_t first(int i) const { return numbers.first(begin + i); }
+  __device__ uint32_t again(int i) const { return numbers.again(begin + i); }
+  // Whether some candidates of the head are chosen, and some are not.
   __device__ bool chooses() const { return n_wanted > 0 && n_wanted < end; }
 
   // What launches before the one that counts digit `pass` have found.
@@ -107,64 +102,75 @@ struct TokenPart {
     }
     return known;
   }
-  // How many tokens before the part equal the last one that is kept, where not all that equal it are kept; else 0.
+  // How many candidates before the part equal the last one that is kept, where not all that equal it are kept; else 0.
   __device__ int n_equal_before(const LastKept& last, SelectRoom<kSearchWarps>& room) const {
     const Digit digit(kDigits - 1);
     if (__ldcg(bins + (kDigits - 1) * kBins + static_cast<int>(last.ordered >> digit.shift & digit.mask)) == last.n_equal)
       return 0;
     int n_equal = 0, total = 0;
 #pragma unroll 4
-    for (int i = static_cast<int>(threadIdx.x) - begin; i < 0; i += 32 * kSearchWarps)
+    for (int i = static_cast<int>(threadIdx.x); i < begin; i += 32 * kSearchWarps)
       n_equal += numbers.again(i) == last.ordered ? 1 : 0;
     sum_before(n_equal, room.of_warps[0], &total);
     __syncthreads();
     return total;
   }
+  __device__ void count(int pass, SelectRoom<kSearchWarps>& room) const {
+    if (n == 0 || !chooses()) return;
+    find(pass, room).template count<kAtOnce>(*this, n, pass, room);
+    for (int b = static_cast<int>(threadIdx.x); b < kBins; b += 32 * kSearchWarps)
+      if (room.bins[b] != 0) atomicAdd(bins + pass * kBins + b, room.bins[b]);
+  }
+  // The first block writes the words behind the candidates, too.
+  __device__ void choose(SelectRoom<kSearchWarps>& room) const {
+    if (n == 0) return;
+    if (begin == 0) bits.fill(chooses() || n_wanted <= 0 ? 0 : end, chooses() ? (end + 31) / 32 : 0);
+    if (!chooses()) return;
+    LastKept last = find(kDigits, room).last;
+    last.n_equal = max(last.n_equal - n_equal_before(last, room), 0);
+    const bool writes = threadIdx.x % 32 == 0;
+    take_kept<kAtOnce>(*this, n, last, room, [&](int first, unsigned kept, int) {
+      if (writes) bits.words[(begin + first) / 32] = kept;
+    });
+  }
 };
 
-template <int kPass>
-__global__ void __launch_bounds__(32 * kSearchWarps) count_tokens_kernel(const __grid_constant__ PatternCall call) {
-  begin_behind();
-  __shared__ SelectRoom<kSearchWarps> room;
-  const TokenPart part(call);
-  if (part.n == 0 || !part.chooses()) return;
-  const Known known = part.find(kPass, room);
-  known.count(part.numbers, part.n, kPass, room);
-  for (int b = static_cast<int>(threadIdx.x); b < kBins; b += 32 * kSearchWarps)
-    if (room.bins[b] != 0) atomicAdd(part.bins + kPass * kBins + b, room.bins[b]);
-}
-
-// The first block writes the words behind the tokens, too.
-static __global__ void __launch_bounds__(32 * kSearchWarps) choose_tokens_kernel(const __grid_constant__ PatternCall call) {
-  begin_behind();
-  __shared__ SelectRoom<kSearchWarps> room;
-  const TokenPart part(call);
-  if (part.n == 0) return;
-  const ChosenBits bits = {choices_of(call, call.sequence, part.head), call.places.token_words};
-  if (part.begin == 0)
-    bits.fill(part.chooses() || part.n_wanted <= 0 ? 0 : part.end, part.chooses() ? (part.end + 31) / 32 : 0);
-  if (!part.chooses()) return;
-  LastKept last = part.find(kDigits, room).last;
-  last.n_equal = max(last.n_equal - part.n_equal_before(last, room), 0);
-  const bool writes = threadIdx.x % 32 == 0;
-  take_kept(part.numbers, part.n, last, room, [&](int first, unsigned kept, int) {
-    if (writes) bits.words[(part.begin + first) / 32] = kept;
-  });
-}
-
-// ---- bands, and key blocks -----------------------------------------------------------------------------------------------
-
-// A block of threads chooses a query head's bands.
-static __global__ void __launch_bounds__(32 * kChooseWarps) choose_bands_kernel(const __grid_constant__ PatternCall call) {
-  begin_behind();
-  __shared__ SelectRoom<kChooseWarps> room;
+// Calls use(part) for the block's part.
+template <class Use>
+__device__ __forceinline__ void with_part(const PatternCall& call, Use use) {
   const DeviceSequence& sequence = sequence_of(call);
   const int head = static_cast<int>(blockIdx.x), end = static_cast<int>(sequence.end);
   if (sequence.q_len == 0 || !has_kind(call, head, TANDEM_PATTERN_VERTICAL_SLASH)) return;
-  const BandNumbers numbers(call, sequence, head);
-  ChosenBits{choices_of(call, call.sequence, head) + call.places.bands_at, call.places.band_words}.choose(
-      numbers, (end - 1) / kPatternBand + 1, call.patterns.heads[head].n_bands, room);
+  const DeviceHeadPattern& pattern = call.patterns.heads[head];
+  uint32_t* const words = choices_of(call, call.sequence, head);
+  int* const bins = call.bins + head * (kChoices * kDigits * kBins);
+  const int part = static_cast<int>(blockIdx.y) - call.n_token_parts;
+  if (part < 0) {
+    const int begin = static_cast<int>(blockIdx.y) * kTokenPart, n = min(end - begin, kTokenPart);
+    const TokenNumbers numbers = {call.columns + head * call.patterns.sequences.max_keys};
+    use(ChoicePart<TokenNumbers>{numbers, {words, call.places.token_words}, bins, end, begin, max(n, 0), pattern.n_tokens});
+  } else {
+    const int n_bands = (end - 1) / kPatternBand + 1, begin = part * kBandPart, n = min(n_bands - begin, kBandPart);
+    const ChosenBits bits = {words + call.places.bands_at, call.places.band_words};
+    use(ChoicePart<BandNumbers>{BandNumbers(call, sequence, head), bits, bins + kDigits * kBins, n_bands, begin, max(n, 0),
+                                pattern.n_bands});
+  }
 }
+
+template <int kPass>
+__global__ void __launch_bounds__(32 * kSearchWarps) count_digit_kernel(const __grid_constant__ PatternCall call) {
+  begin_behind();
+  __shared__ SelectRoom<kSearchWarps> room;
+  with_part(call, [&](const auto& part) { part.count(kPass, room); });
+}
+
+static __global__ void __launch_bounds__(32 * kSearchWarps) choose_kernel(const __grid_constant__ PatternCall call) {
+  begin_behind();
+  __shared__ SelectRoom<kSearchWarps> room;
+  with_part(call, [&](const auto& part) { part.choose(room); });
+}
+
+// ---- key blocks ----------------------------------------------------------------------------------------------------------
 
 // A block of threads has a query head and one of its blocks of queries.
 static __global__ void __launch_bounds__(32 * kSearchWarps) choose_blocks_kernel(const __grid_constant__ PatternCall call) {

@@ -2,10 +2,10 @@
 // The key lists of blocks of queries (lib/tables/pattern_lists.h) from the bits of what their heads have chosen.
 //
 //   blocks of threads   [sequences][lists][blocks of queries]
-//   each                finds out which units are named, a lane a unit and a warp a word of them; adds up how many are named
-//                       before each word; writes a granule for each named unit, and the list
+//   each thread         finds out which of 32 units are named, all at once; notes these behind those of the threads before
+//                       it; writes a granule for every 256th of all
 //
-// Long lists are written in segments, of as many units as shared memory has bits for.
+// Long lists are written in segments, of 32 units for each thread.
 #pragma once
 
 #include "cuda/kernels/decode_work.cuh"
@@ -14,9 +14,36 @@
 
 namespace tandem::cuda {
 
-inline constexpr int kListThreads = 32 * kListWarps, kWordsOfThread = 4;
-inline constexpr int kSegmentWords = kListThreads * kWordsOfThread, kSegmentUnits = 32 * kSegmentWords;
+inline constexpr int kListThreads = 32 * kListWarps, kSegmentUnits = 32 * kListThreads;
 static_assert(kGranuleKeys == TANDEM_PATTERN_UNIT);
+
+// ---- bits ----------------------------------------------------------------------------------------------------------------
+
+// Bits [0, n).
+__device__ inline uint32_t low_bits(int n) { return n >= 32 ? ~0u : n <= 0 ? 0u : (1u << n) - 1; }
+
+// Bit i: whether byte i of x has any.
+__device__ inline uint32_t bytes_with_bits(uint32_t x) {
+  x |= x >> 4, x |= x >> 2, x |= x >> 1;
+  return (x & 0x01010101u) * 0x10204080u >> 28;
+}
+
+// Bit i: whether any of bits [i, i + n) is set, n from 1 to 32.
+__device__ inline uint32_t any_of_next(uint32_t x, int n) {
+  int have = 1;
+  for (; 2 * have <= n; have *= 2) x |= x >> have;
+  return x | x >> (n - have);
+}
+
+// Bit 2 i is bit i, of 16.
+__device__ inline uint32_t spread_bits(uint32_t x) {
+  x = (x | x << 8) & 0x00ff00ffu;
+  x = (x | x << 4) & 0x0f0f0f0fu;
+  x = (x | x << 2) & 0x33333333u;
+  return (x | x << 1) & 0x55555555u;
+}
+
+// ---- a list --------------------------------------------------------------------------------------------------------------
 
 // A block of queries, and what its head says.
 struct BlockPattern {
@@ -50,34 +77,54 @@ struct BlockPattern {
     if ((pattern.kinds & TANDEM_PATTERN_FULL) != 0) range_begin = 0;
   }
 
-  // Whether some query is as far from a key of the unit before `begin` as a chosen band says.
-  __device__ bool is_in_band(int token) const {
-    const int first = max((begin - token - (kGranuleKeys - 1)) >> 4, 0), last = (end - 1 - token) >> 4;
-    static_assert(kPatternBand == 16 && kQueryBlock + kGranuleKeys <= 30 * kPatternBand);  // one word has all of them
-    const int word = first / 32;
-    const uint32_t low = bands[word], high = word + 1 < band_words ? bands[word + 1] : 0u;
-    return (__funnelshift_r(low, high, first % 32) & ((2u << (last - first)) - 1)) != 0;
+  // Bands [first, first + 32), of which those below 0 and those behind the last word are not chosen.
+  __device__ uint32_t bands_from(int first) const {
+    const int word = first >> 5;
+    const uint32_t low = word >= 0 && word < band_words ? bands[word] : 0u;
+    const uint32_t high = word + 1 >= 0 && word + 1 < band_words ? bands[word + 1] : 0u;
+    return __funnelshift_r(low, high, first & 31);
   }
-  // unit: begins before range_begin.
-  __device__ bool names(int unit) const {
-    const int token = unit * kGranuleKeys;
-    bool is_named = unit < n_sinks;
+  // Bit i: whether some query is as far from a key of unit 32 word + i, before `begin`, as a chosen band says. The distances
+  // of a unit with an even number 2 v are in bands [first[0] - v, last[0] - v], those of the next one in [first[1] - v,
+  // last[1] - v].
+  __device__ uint32_t in_bands(int word) const {
+    static_assert(kPatternBand == 16 && kGranuleKeys == 8 && kQueryBlock + 2 * kGranuleKeys <= 15 * kPatternBand);
+    const int first[2] = {(begin - 7) >> 4, (begin - 15) >> 4}, last[2] = {(end - 1) >> 4, (end - 9) >> 4};
+    const int from = first[1] - 16 * word - 15;  // first[1] is no larger than first[0]
+    const uint32_t chosen = bands_from(from);
+    uint32_t named = 0;
+#pragma unroll
+    for (int odd = 0; odd < 2; ++odd) {
+      const uint32_t any = any_of_next(chosen, last[odd] - first[odd] + 1) >> (first[odd] - first[1]);
+      named |= spread_bits(__brev(any & 0xffffu) >> 16) << odd;  // larger numbers of units are nearer
+    }
+    return named;
+  }
+  // Bit i: whether unit 32 word + i is named, which begins before range_begin.
+  __device__ uint32_t names(int word) const {
+    const int n_units = (range_begin + kGranuleKeys - 1) / kGranuleKeys;
+    uint32_t named = low_bits(n_sinks - 32 * word);
     if (tokens != nullptr) {
-      const uint32_t chosen = tokens[unit / 4] >> unit % 4 * kGranuleKeys & granule_bits(token, 0, begin);
-      is_named |= chosen != 0 || is_in_band(token);
+      named |= in_bands(word);
+#pragma unroll
+      for (int i = 0; i < kGranuleKeys; ++i) {
+        const int at = kGranuleKeys * word + i, n_before = begin - 32 * at;
+        if (n_before > 0) named |= bytes_with_bits(tokens[at] & low_bits(n_before)) << 4 * i;
+      }
     }
     if (key_blocks != nullptr) {
-      const int key_block = token / kPatternKeyBlock;
-      is_named |= (key_blocks[key_block / 32] >> key_block % 32 & 1) != 0;
+      const uint32_t four = key_blocks[word / 8] >> word % 8 * 4;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) named |= (four >> i & 1) * (0xffu << 8 * i);
     }
-    return is_named;
+    return named & low_bits(n_units - 32 * word);
   }
 };
 
-struct UnitWords {
-  uint32_t named[kSegmentWords];
-  int before[kSegmentWords];  // how many units are named before those of the word
+struct NamedOfSegment {
+  uint16_t units[kSegmentUnits];  // counted from the segment's first
   int of_warps[kListWarps];
+  int last_is_named;  // of all units
 };
 
 // A list's granules.
@@ -97,32 +144,18 @@ struct UnitLister {
     granules[at] = {token, granule_bits(token, 0, pattern.range_begin), page};
   }
 
-  // Of units [first, first + n); n_before: granules before these. How many they are.
-  __device__ int write(int first, int n, int n_before, UnitWords& words) const {
-    const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
-    const int n_words = (n + 31) / 32, own = static_cast<int>(threadIdx.x) * kWordsOfThread;
-#pragma unroll 2
-    for (int w = warp; w < n_words; w += kListWarps) {
-      const int unit = 32 * w + lane;
-      const unsigned named = __ballot_sync(~0u, unit < n && pattern.names(first + unit));
-      if (lane == 0) words.named[w] = named;
-    }
+  // Of a segment; n_before: granules before these. How many they are.
+  __device__ int write(int first, int n_before, NamedOfSegment& segment) const {
+    const int word = first / 32 + static_cast<int>(threadIdx.x), last = (pattern.range_begin - 1) / kGranuleKeys;
+    const bool has_units = word <= last / 32;
+    const uint32_t named = has_units ? pattern.names(word) : 0u;
+    if (word == last / 32) segment.last_is_named = static_cast<int>(named >> last % 32 & 1);
+    int total = 0, at = sum_before(__popc(named), segment.of_warps, &total);
+    for (uint32_t rest = named; rest != 0; rest &= rest - 1)
+      segment.units[at++] = static_cast<uint16_t>(32 * threadIdx.x + __ffs(static_cast<int>(rest)) - 1);
     __syncthreads();
-    int n_named = 0, total = 0;
-#pragma unroll
-    for (int i = 0; i < kWordsOfThread; ++i) n_named += own + i < n_words ? __popc(words.named[own + i]) : 0;
-    int before = n_before + sum_before(n_named, words.of_warps, &total);
-#pragma unroll
-    for (int i = 0; i < kWordsOfThread; ++i) {
-      if (own + i >= n_words) break;
-      words.before[own + i] = before;
-      before += __popc(words.named[own + i]);
-    }
-    __syncthreads();
-    for (int w = warp; w < n_words; w += kListWarps) {
-      const unsigned named = words.named[w];
-      if ((named >> lane & 1) != 0) put(words.before[w] + __popc(named & ((1u << lane) - 1)), first + 32 * w + lane);
-    }
+#pragma unroll 4
+    for (int i = static_cast<int>(threadIdx.x); i < total; i += kListThreads) put(n_before + i, first + segment.units[i]);
     __syncthreads();
     return total;
   }
@@ -143,12 +176,14 @@ struct ListPlace {
   }
 };
 
-// One entry for each of attend()'s sequences that has queries of the block. One thread calls this.
-__device__ inline void finish_list(const PatternCall& call, const BlockPattern& pattern, const ListPlace& place, int n) {
+// One entry for each of attend()'s sequences that has queries of the block. One thread calls this. last_is_named: the last
+// of the units, which may have fewer tokens before the range.
+__device__ inline void finish_list(const PatternCall& call, const BlockPattern& pattern, const ListPlace& place, int n,
+                                   bool last_is_named) {
   const DevicePatterns& patterns = call.patterns;
   const int n_units = (pattern.range_begin + kGranuleKeys - 1) / kGranuleKeys, n_queries = pattern.end - pattern.begin;
   int64_t n_tokens = int64_t{n} * kGranuleKeys;
-  if (n_units > 0 && pattern.names(n_units - 1)) n_tokens -= n_units * kGranuleKeys - pattern.range_begin;
+  if (last_is_named) n_tokens -= n_units * kGranuleKeys - pattern.range_begin;
   const DeviceKeys keys = {static_cast<int32_t>(place.first_granule), n > place.n_granules ? -1 : n, pattern.range_begin, 0};
   for (int p = 0; p * patterns.list_queries < n_queries; ++p)
     patterns.keys[(place.first_keys + p) * patterns.n_lists + blockIdx.y] = keys;
@@ -159,7 +194,7 @@ __device__ inline void finish_list(const PatternCall& call, const BlockPattern& 
 
 static __global__ void __launch_bounds__(kListThreads) pattern_lists_kernel(const __grid_constant__ PatternCall call) {
   begin_behind();
-  __shared__ UnitWords words;
+  __shared__ NamedOfSegment segment;
   const DevicePatterns& patterns = call.patterns;
   const DeviceSequence& sequence = patterns.sequences.sequences[blockIdx.z];
   const int block = static_cast<int>(blockIdx.x);
@@ -171,9 +206,8 @@ static __global__ void __launch_bounds__(kListThreads) pattern_lists_kernel(cons
   const UnitLister lister = {call, sequence, pattern, patterns.granules + place.first_granule, place.n_granules};
   const int n_units = (pattern.range_begin + kGranuleKeys - 1) / kGranuleKeys;
   int n = 0;
-  for (int first = 0; first < n_units; first += kSegmentUnits)
-    n += lister.write(first, min(n_units - first, kSegmentUnits), n, words);
-  if (threadIdx.x == 0) finish_list(call, pattern, place, n);
+  for (int first = 0; first < n_units; first += kSegmentUnits) n += lister.write(first, n, segment);
+  if (threadIdx.x == 0) finish_list(call, pattern, place, n, n_units > 0 && segment.last_is_named != 0);
 }
 
 }  // namespace tandem::cuda

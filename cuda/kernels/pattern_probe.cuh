@@ -8,28 +8,19 @@
 //
 // Both probe kernels walk over the keys, and multiply them anew: K is in the cache for most heads of a group, and logits in
 // memory would be as many bytes as K. A warp has a run of 16 tiles of 16 keys, and multiplies a tile with all 64 probes.
-// Nothing is added by atomic operations: results are the same in every run.
-//
-// A tile begins at a multiple of 16 tokens, and the keys of a tile and the probes are at most six bands apart. The next tile
-// is nearer by one band. So a lane keeps its part of these bands in registers, and a band is finished with each tile:
-//
-//   distances     |  band 4  |  band 3  |  band 2  |  band 1  |  band 0  |  band -1 |     from the tile's first key
-//   tile t         finished                                               begins
-//   tile t + 1                 finished                                               begins
+// Nothing is added by atomic operations: results are the same in every run. wide_probes.cuh has kernels for K and q in bf16
+// on compute capability 9.0, pattern_bands.cuh what both kinds have in common.
 //
 // Keys are the columns of a matrix product here, and probes its rows: keys are used as they come from memory, and probes lie
 // in shared memory as the product takes them.
 //
 //   lane 4 r + j    loads numbers 32 c + 8 j .. + 7 of keys r and r + 8 of a tile
 //                   gets the products of probes r, r + 8, .. r + 56 and keys 2 j, 2 j + 1, 2 j + 8, 2 j + 9
-//
-// With x = the distance of probe r and key 2 j + h, that of probe r + 8 p and key 2 j + h + 8 i is x + 8 (p - i). So weights
-// with equal p - i, from -1 to 7, stay together whatever the lane, and two neighbours of these half bands are a band: which
-// two depends on x alone.
 #pragma once
 
 #include <cfloat>
 
+#include "cuda/kernels/pattern_bands.cuh"
 #include "cuda/kernels/pattern_job.cuh"
 #include "cuda/kernels/query_rows.cuh"
 #include "cuda/kernels/radix_select.cuh"
@@ -37,8 +28,8 @@
 
 namespace tandem::cuda {
 
-inline constexpr int kProbeChunks = 4, kProbeGroups = kPatternProbes / kColumns;
-static_assert(kProbeTile == 8 * kKeys && kPatternBand == kProbeTile && kSearchWarps * 32 >= kPatternProbes);
+inline constexpr int kProbeChunks = 4;
+static_assert(kSearchWarps * 32 >= kPatternProbes);
 
 // What a block has to do: a query head's probes, and a piece of its keys.
 struct ProbeJob {
@@ -70,6 +61,8 @@ struct ProbeJob {
     const int probe = own + 8 * p;
     return probe < n_probes && first + column + h + 8 * i <= first_probe + probe;
   }
+  // Of the lane's first probe and its keys 2 j + h: a distance, less whole bands (pattern_bands.cuh).
+  __device__ int band_place(int h) const { return first_probe % kPatternBand + own - column - h; }
   __device__ QueryRows probes(const DeviceRows& q) const {
     const int64_t row = int64_t{sequence->first_row} + sequence->q_len - n_probes;
     return {&q, row * q.token_stride + head * q.head_stride, 1, n_probes};
@@ -200,12 +193,6 @@ __device__ inline void walk_run(const PatternCall& call, const ProbeJob& job, Ta
 
 // ---- sums of exponentials ------------------------------------------------------------------------------------------------
 
-__device__ inline void add_pair(float_pair& to, float_pair other) {
-  const float most = fmaxf(to.most, other.most);
-  to.sum = to.sum * exp2_fast(to.most - most) + other.sum * exp2_fast(other.most - most);
-  to.most = most;
-}
-
 // Of the lane's probes, over the lane's keys.
 struct ProbeSums {
   const ProbeJob& job;
@@ -259,7 +246,7 @@ struct ProbeSums {
     if (probe >= job.n_probes) return;
     float_pair sum = of_warps[probe];
     for (int w = 1; w < kSearchWarps; ++w) add_pair(sum, of_warps[w * kPatternProbes + probe]);
-    call.sums[(int64_t{job.head} * call.n_pieces + blockIdx.y) * kPatternProbes + probe] = sum;
+    call.sums[(int64_t{job.head} * call.n_sums + blockIdx.y) * kPatternProbes + probe] = sum;
   }
 };
 
@@ -284,10 +271,11 @@ __device__ inline void join_sums(const PatternCall& call) {
   const int head = static_cast<int>(blockIdx.x), probe = static_cast<int>(threadIdx.x);
   const DeviceSequence& sequence = sequence_of(call);
   if (!has_kind(call, head, TANDEM_PATTERN_VERTICAL_SLASH)) return;
-  for (int b = probe; b < kDigits * kBins; b += kPatternProbes) call.bins[head * (kDigits * kBins) + b] = 0;
+  for (int b = probe; b < kChoices * kDigits * kBins; b += kPatternProbes)
+    call.bins[head * (kChoices * kDigits * kBins) + b] = 0;
   if (probe >= sequence.q_len) return;
   const int n_pieces = static_cast<int>((sequence.end + kPieceKeys - 1) / kPieceKeys);
-  const float_pair* const from = call.sums + int64_t{head} * call.n_pieces * kPatternProbes + probe;
+  const float_pair* const from = call.sums + int64_t{head} * call.n_sums * kPatternProbes + probe;
   float_pair sum = {-FLT_MAX, 0.0f};
 #pragma unroll 8
   for (int p = 0; p < n_pieces; ++p) {
@@ -304,55 +292,10 @@ static __global__ void __launch_bounds__(kPatternProbes) join_sums_kernel(const 
 
 // ---- weights -------------------------------------------------------------------------------------------------------------
 
-// The lane's part of the sums of weights of half bands: those of weights with p - i = k (above) in [k + 1]. Bands are
-// finished from the farthest on, one with each tile.
-struct BandSums {
-  static constexpr int kHalves = kProbeGroups + kKeys - 1;
-  float halves[2][kHalves];  // of keys 2 j and 2 j + 1
-  float carried[2];          // the half band that left `halves` with the tile before and has no band yet
-  float waiting[2];          // a band that was finished a tile too early
-  bool is_odd[2], is_far[2];
-
-  __device__ explicit BandSums(const ProbeJob& job) {
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int x = job.first_probe % kPatternBand + job.own - job.column - h;  // a distance, less whole bands
-      is_odd[h] = (x >> 3 & 1) != 0;
-      is_far[h] = x >= 8;
-      carried[h] = waiting[h] = 0.0f;
-#pragma unroll
-      for (int k = 0; k < kHalves; ++k) halves[h][k] = 0.0f;
-    }
-  }
-  // A tile's half bands are two on from those of the tile before. Probes [8 p, 8 p + 8) are added from the last on: what is
-  // two on has not been written over then. weight, next_weight: of keys 2 j + h and 2 j + h + 8.
-  __device__ void add(int p, int h, float weight, float next_weight) {
-    float(&of)[kHalves] = halves[h];
-    if (p == kProbeGroups - 1) of[p + 1] = of[p - 1];
-    of[p + 1] += weight;
-    of[p] = (p >= 2 ? of[p - 2] : 0.0f) + next_weight;
-  }
-  // As a tile without weights.
-  __device__ void pass() {
-#pragma unroll
-    for (int p = kProbeGroups - 1; p >= 0; --p)
-#pragma unroll
-      for (int h = 0; h < 2; ++h) add(p, h, 0.0f, 0.0f);
-  }
-  // The farthest band's sum over all lanes. Call it once after each tile.
-  __device__ float finish_band() {
-    float sum = 0.0f;
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const float band = halves[h][kHalves - 1] + (is_odd[h] ? carried[h] : halves[h][kHalves - 2]);
-      sum += is_far[h] ? band : waiting[h];
-      carried[h] = halves[h][kHalves - 2];
-      waiting[h] = band;
-    }
-    for (int mask = 1; mask < 32; mask *= 2) sum += __shfl_xor_sync(~0u, sum, mask);
-    return sum;
-  }
-};
+__device__ inline float sum_over_lanes(float x) {
+  for (int mask = 1; mask < 32; mask *= 2) x += __shfl_xor_sync(~0u, x, mask);
+  return x;
+}
 
 struct ProbeWeights {
   const ProbeJob& job;
@@ -399,7 +342,7 @@ struct ProbeWeights {
     else
       add<false>(first, logits, sums);
     leave_columns(first, sums);
-    const float band = bands.finish_band();
+    const float band = sum_over_lanes(bands.finish_band());
     if (lane == 0) run_bands[t] = band;
   }
   // The bands that the run's last keys have begun.
@@ -408,7 +351,7 @@ struct ProbeWeights {
 #pragma unroll 1
     for (int t = n_tiles; t < n_tiles + kRunBands - kRunTiles; ++t) {
       bands.pass();
-      const float band = bands.finish_band();
+      const float band = sum_over_lanes(bands.finish_band());
       if (threadIdx.x % 32 == 0) run_bands[t] = band;
     }
   }
@@ -431,7 +374,7 @@ __global__ void __launch_bounds__(32 * kSearchWarps, kProbeBlocks<kType>)
                           call.sm_scale * kLog2E,
                           call.columns + job.head * call.patterns.sequences.max_keys,
                           call.bands + (int64_t{job.head} * call.n_runs + job.run) * kRunBands,
-                          BandSums(job)};
+                          BandSums(job.band_place(0), job.band_place(1))};
   walk_run<kType, kQueryParts>(call, job, weights);
   weights.finish();
 }

@@ -103,20 +103,27 @@ struct Known {
   LastKept last;
   uint32_t mask = 0;  // of these digits
 
-  // Counts the digits of those of n numbers that begin as the last one does. All of the block take part.
-  template <class Numbers, int kWarps>
+  // Counts the digits of those of n numbers that begin as the last one does. All of the block take part. kAtOnce: numbers
+  // that a thread asks for before it counts any.
+  template <int kAtOnce = 1, class Numbers, int kWarps>
   __device__ void count(const Numbers& numbers, int n, int pass, SelectRoom<kWarps>& room) const {
     constexpr int kThreads = 32 * kWarps;
     const int thread = static_cast<int>(threadIdx.x);
     const Digit digit(pass);
     for (int b = thread; b < kBins; b += kThreads) room.bins[b] = 0;
     __syncthreads();
-#pragma unroll 4
-    for (int first = 0; first < n; first += kThreads) {
-      const int i = first + thread;
-      uint32_t number = 0;
-      if (i < n) number = pass == 0 ? numbers.first(i) : numbers.again(i);
-      count_digit(i < n && (number & mask) == last.ordered, static_cast<int>(number >> digit.shift & digit.mask), room);
+#pragma unroll(kAtOnce > 1 ? 1 : 4)
+    for (int first = 0; first < n; first += kAtOnce * kThreads) {
+      uint32_t some[kAtOnce] = {};
+#pragma unroll
+      for (int k = 0; k < kAtOnce; ++k) {
+        const int i = first + k * kThreads + thread;
+        if (i < n) some[k] = pass == 0 ? numbers.first(i) : numbers.again(i);
+      }
+#pragma unroll
+      for (int k = 0; k < kAtOnce; ++k)
+        count_digit(first + k * kThreads + thread < n && (some[k] & mask) == last.ordered,
+                    static_cast<int>(some[k] >> digit.shift & digit.mask), room);
     }
     __syncthreads();
   }
@@ -148,28 +155,37 @@ __device__ inline LastKept find_last(const Numbers& numbers, int n, int n_kept, 
 // Each warp has a part of the candidates, which begins at a multiple of 32, and counts what is kept of it before it takes
 // any. Whole warps call take(first, kept, at): bit l of `kept` says that candidate first + l is kept, and `at` kept
 // candidates stand before these.
-template <class Numbers, int kWarps, class Take>
+template <int kAtOnce = 1, class Numbers, int kWarps, class Take>
 __device__ inline void take_kept(const Numbers& numbers, int n, LastKept last, SelectRoom<kWarps>& room, Take take) {
   constexpr int kThreads = 32 * kWarps;
   const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
   const int of_warp = (n + kThreads - 1) / kThreads * 32;
   const int begin = min(n, warp * of_warp), end = min(n, begin + of_warp);
+  // Calls use(first, number) for all 32 numbers from each `first` on.
+  const auto walk = [&](auto use) {
+#pragma unroll(kAtOnce > 1 ? 1 : 4)
+    for (int first = begin; first < end; first += 32 * kAtOnce) {
+      uint32_t some[kAtOnce] = {};
+#pragma unroll
+      for (int k = 0; k < kAtOnce; ++k)
+        if (first + 32 * k + lane < end) some[k] = numbers.again(first + 32 * k + lane);
+#pragma unroll
+      for (int k = 0; k < kAtOnce; ++k)
+        if (kAtOnce == 1 || first + 32 * k < end) use(first + 32 * k, some[k]);
+    }
+  };
   int n_above = 0, n_equal = 0;
-#pragma unroll 4
-  for (int first = begin; first < end; first += 32) {
-    const uint32_t number = first + lane < end ? numbers.again(first + lane) : 0;
+  walk([&](int first, uint32_t number) {
     n_above += __popc(__ballot_sync(~0u, first + lane < end && number > last.ordered));
     n_equal += __popc(__ballot_sync(~0u, first + lane < end && number == last.ordered));
-  }
+  });
   if (lane == 0) room.of_warps[0][warp] = n_above, room.of_warps[1][warp] = n_equal;
   __syncthreads();
   int at = 0, equal_before = 0;
   for (int w = 0; w < warp; ++w) at += room.of_warps[0][w], equal_before += room.of_warps[1][w];
   at += min(equal_before, last.n_equal);
   const unsigned lanes_before = (1u << lane) - 1;
-#pragma unroll 4
-  for (int first = begin; first < end; first += 32) {
-    const uint32_t number = first + lane < end ? numbers.again(first + lane) : 0;
+  walk([&](int first, uint32_t number) {
     const bool is_equal = first + lane < end && number == last.ordered;
     const unsigned equal = __ballot_sync(~0u, is_equal);
     const bool is_above = first + lane < end && number > last.ordered;
@@ -178,7 +194,7 @@ __device__ inline void take_kept(const Numbers& numbers, int n, LastKept last, S
     take(first, kept, at);
     at += __popc(kept);
     equal_before += __popc(equal);
-  }
+  });
   __syncthreads();
 }
 

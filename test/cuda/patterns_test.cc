@@ -57,7 +57,7 @@ PatternOptions any_options(uint64_t seed) {
   options.q_type = random.pick({TANDEM_F32, TANDEM_BF16, TANDEM_BF16, TANDEM_F16});
   options.dim = random.pick({64, 64, 80, 128, 128, 256});
   options.n_kv_heads = static_cast<int32_t>(random.integer(1, 2));
-  options.group_size = static_cast<int32_t>(random.pick({1, 2, 3, 4}));
+  options.group_size = static_cast<int32_t>(random.pick({1, 2, 3, 4, 6}));
   options.is_rotated = options.k_type != TANDEM_F32 && random.chance(0.15);
   options.page_len = random.pick({64, 128, 256});
   options.q_gap = random.chance(0.3) ? 64 : 0;
@@ -124,6 +124,24 @@ void many_keys(void**) {
     PatternCase c(*device, options);
     expect_all_right(c, options);
   }
+}
+
+// So many KV heads that a block of threads walks over several pieces of a head's keys. Few query heads choose any.
+void many_heads(void**) {
+  PatternOptions options;
+  reference::Random random(3);
+  options.k_type = type_of(3);
+  options.dim = 64;
+  options.n_kv_heads = 48;
+  options.group_size = 2;
+  for (int32_t h = 0; h < options.n_kv_heads * options.group_size; ++h) {
+    options.heads.push_back(head_of(h % 11 == 0 ? TANDEM_PATTERN_VERTICAL_SLASH : TANDEM_PATTERN_A_SHAPE, random));
+    if (h % 11 == 0) options.heads.back().n_tokens = 90, options.heads.back().n_bands = 20;
+  }
+  options.sequences = {{3300, 70}};
+  PatternCase c(*device, options);
+  expect_right(c, c.index());
+  expect_right(c, c.list({0, 11, 9}));
 }
 
 // Keys that are equal have equal scores, of which the lower are chosen.
@@ -244,10 +262,15 @@ int main(int argc, char** argv) {
   device = &opened;
   types = types_of(argc, argv);
   const CMUnitTest tests[] = {
-      cmocka_unit_test(lists_of_any_choices), cmocka_unit_test(any_calls),
-      cmocka_unit_test(all_first_tokens),     cmocka_unit_test(many_keys),
-      cmocka_unit_test(equal_scores),         cmocka_unit_test(scores_that_are_no_numbers),
-      cmocka_unit_test(lists_without_room),   cmocka_unit_test(calls_that_are_refused),
+      cmocka_unit_test(lists_of_any_choices),
+      cmocka_unit_test(any_calls),
+      cmocka_unit_test(all_first_tokens),
+      cmocka_unit_test(many_keys),
+      cmocka_unit_test(many_heads),
+      cmocka_unit_test(equal_scores),
+      cmocka_unit_test(scores_that_are_no_numbers),
+      cmocka_unit_test(lists_without_room),
+      cmocka_unit_test(calls_that_are_refused),
   };
   return cmocka_run_group_tests(tests, nullptr, nullptr);
 }
