@@ -52,7 +52,7 @@ install(DIRECTORY ${PROJECT_SOURCE_DIR}/docs DESTINATION ${CMAKE_INSTALL_DOCDIR}
 foreach(folder bindings/python bindings/rust bindings/go bindings/ggml lib/routes examples/models/pico)
   install(FILES ${PROJECT_SOURCE_DIR}/${folder}/README.md DESTINATION ${CMAKE_INSTALL_DOCDIR}/${folder} COMPONENT doc)
 endforeach()
-install(FILES ${examples_dir}/attend_tensors.c ${examples_dir}/decode.c ${examples_dir}/selection.c
+install(FILES ${examples_dir}/attend_tensors.c ${examples_dir}/decode.c ${examples_dir}/openmp.c ${examples_dir}/selection.c
               ${examples_dir}/smallest.c ${examples_dir}/smallest.py
         DESTINATION ${CMAKE_INSTALL_DOCDIR}/examples COMPONENT doc)
 install(DIRECTORY ${examples_dir}/tutorial DESTINATION ${CMAKE_INSTALL_DOCDIR}/examples COMPONENT doc)
