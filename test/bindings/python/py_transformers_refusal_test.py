@@ -5,7 +5,7 @@ from hf_common import OLD_MASKS, batch, new_cache, run, torch, transformers
 from hf_gate import models
 
 import tandem
-from tandem.transformers import TandemCache, tandem_mask
+from tandem.transformers import TandemCache, tandem_attention, tandem_mask
 
 
 @pytest.fixture(scope="module")
@@ -23,10 +23,14 @@ def refused(model, past, match, kind=tandem.UnsupportedError, **arguments):
         call(model, past, **arguments)
 
 
-def test_no_cache_and_other_caches(llama):
-    refused(llama[0], None, "past_key_values is not a TandemCache")
-    refused(llama[0], None, "past_key_values is not a TandemCache", use_cache=False)
-    refused(llama[0], transformers.DynamicCache(), "past_key_values is not a TandemCache")
+def test_other_caches(llama):
+    """A layer that is called by itself, outside of a model's pass, has no cache that Tandem could make."""
+    for given in (transformers.DynamicCache(), transformers.StaticCache(config=llama[0].config, max_cache_len=64)):
+        refused(llama[0], given, f"past_key_values is a {type(given).__name__}: .*pass past_key_values=")
+    call(llama[0], new_cache())  # a pass that has a cache is no leave to do without one
+    states = torch.zeros(1, 4, 3, 64)
+    with pytest.raises(tandem.UnsupportedError, match="past_key_values is not a TandemCache"):
+        tandem_attention(torch.nn.Module(), states, states, states, None)
 
 
 def test_other_attention(llama):
@@ -56,8 +60,9 @@ def test_gradients_and_dropout(llama):
 def test_arguments(llama):
     refused(llama[0], new_cache(), "position_bias is an argument of attention that is not known", position_bias=torch.zeros(1))
     refused(llama[0], new_cache(), "not causal|is_causal = False", is_causal=False)
-    refused(llama[0], new_cache(), "attention_mask has 4 dimensions", tandem.InvalidArgumentError,
-            attention_mask=torch.zeros(1, 1, 5, 5))
+    refused(llama[0], new_cache(), r"attention_mask has 4 dimensions.* \[batch, columns\]", attention_mask=torch.zeros(1, 1, 5, 5))
+    refused(llama[0], new_cache(), "attention_mask has 3 dimensions", tandem.InvalidArgumentError,
+            attention_mask=torch.zeros(1, 5, 5))
     with pytest.raises(TypeError, match="window_tokens"):
         TandemCache(window_tokens=5)
     refused(llama[0], TandemCache(policy="none"), "none", tandem.NotFoundError)
@@ -223,17 +228,3 @@ def test_models_with_layers_of_another_kind(family):
         model.eval()(torch.arange(3, 8)[None], past_key_values=past)
     assert raised.value.field in ("layers", "layer_types", "layers_block_type", "num_kv_shared_layers")
     assert past.get_seq_length() == 0 and past.sequences == []
-
-
-def test_a_compiled_model(llama):
-    def compiled(model, past):
-        with torch.no_grad():
-            torch.compile(model.forward, backend="eager", fullgraph=True)(torch.tensor([[3, 4]]), past_key_values=past)
-
-    try:
-        compiled(llama[1], transformers.DynamicCache(config=llama[1].config))
-    except torch._dynamo.exc.Unsupported as error:
-        pytest.skip(f"PyTorch {torch.__version__} cannot compile a model of Transformers {transformers.__version__}: "
-                    f"{str(error).splitlines()[0]}")
-    with pytest.raises(Exception, match="compile is not possible|not made of tensors"):
-        compiled(llama[0], new_cache())

@@ -1,46 +1,28 @@
 # SPDX-License-Identifier: MIT
 """A Transformers cache that keeps no tensors: a tandem cache, a session, and a sequence for each row of the batch."""
-import threading
 from collections.abc import Sequence as Several
 from dataclasses import replace
-from typing import Any, Self, Unpack
+from typing import Any, NoReturn, Self, Unpack
 
 import torch
 
 from .. import _abi
 from .._cache import Cache, Sequence
 from .._engine import Engine
-from .._errors import InvalidStateError, TandemError, invalid, of_type
+from .._errors import InvalidStateError, TandemError, UnsupportedError, invalid, of_type
 from .._model import Layer, Model
 from .._options import CacheOptions, SessionOptions, integer, listed
 from .._session import Session
 from ._attention import Call, Update, note
+from ._engines import shared_engine, stream_of
 from ._layers import dense_layers_of, layers_of, policies_of, text_config, unsupported, window_of
 from ._pass import Change, Changes, Held, Pass
 from ._refusals import Refusals
 from ._rows import batch_of, read_rows, tokens_of, view_of
+from ._untraced import untraced
 
 _STORED = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 _GEOMETRY = ("n_q_heads", "n_kv_heads", "k_head_dim", "v_head_dim", "sm_scale", "soft_cap", "sliding_window_tokens")
-_engines: dict[str | None, Engine] = {}
-_engines_lock = threading.Lock()
-
-
-def _shared_engine(backend: str | None) -> Engine:
-    """One for all caches that were given none: an engine's workers are bound to cores.
-
-    On the CPU its workers sleep as soon as they have nothing to do: PyTorch's threads need the same cores between two layers.
-    On 16 cores that takes 3.6 ms of a token's 37 away, at 256 tokens of context.
-    """
-    with _engines_lock:
-        if backend not in _engines or _engines[backend].closed:
-            _engines[backend] = Engine(backend=backend, spin_ns=0 if backend is None else -1)
-        return _engines[backend]
-
-
-def _stream_of(tensor: torch.Tensor) -> int | None:
-    """The stream that PyTorch works on; None is the legacy default stream, which PyTorch calls 0."""
-    return torch.cuda.current_stream(tensor.device).cuda_stream or None if tensor.is_cuda else None
 
 
 def _state_error(what: str) -> InvalidStateError:
@@ -110,9 +92,11 @@ class TandemCache(Refusals):
         self._held = Held()
         self._changes = Changes()  # of all that share the session
         self._pending: int | None = None  # a layer whose update has not been attended
+        self._model_name: str | None = None  # of the pass under way, where it was loaded with attention "tandem"
 
     # ---- a forward pass ----
 
+    @untraced
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_args: Any,
                **_kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns the new keys and values as they are; the attention function appends them when it attends.
@@ -122,18 +106,24 @@ class TandemCache(Refusals):
         InvalidStateError
             Keys of the update before were never attended: the model has another attention implementation.
         UnsupportedError
-            The model is being compiled.
+            The model computes its attention itself.
         """
-        if torch.compiler.is_compiling():
-            raise unsupported("compile", "is not possible: a TandemCache is not made of tensors")
         # In a model with another attention the next layer's update follows. The first layer's follows a pass that was broken off,
         # but for a model of one layer, which its last layer's update may have come from.
         if self._pending is not None and not (layer_idx == 0 and self._pending < len(self) - 1):
-            raise _state_error(f"update: keys of layer {self._pending} were not attended by Tandem: load the model with "
-                               "attn_implementation='tandem' (after a pass that was broken off: reset())")
+            self._refuse_update()
         note(Update(self, layer_idx, key_states, value_states))
         self._pending = layer_idx
         return key_states, value_states
+
+    def _refuse_update(self) -> NoReturn:
+        """Refuses a pass whose layers have not attended their keys by Tandem."""
+        keys = f"update: keys of layer {self._pending} were not attended by Tandem"
+        if self._model_name is None:
+            raise _state_error(f"{keys}: load the model with attn_implementation='tandem' (after a pass that was broken off: reset())")
+        raise UnsupportedError(f"{keys}, though {self._model_name} was loaded with attn_implementation='tandem': its attention is code "
+                               "of its own (as BLOOM's, which adds ALiBi), so load it without, and with another cache (after a pass "
+                               "that was broken off: reset())", status=_abi.STATUS["UNSUPPORTED"], field="attn_implementation")
 
     def _make(self, config: Any, call: Call) -> None:
         if self.cache is not None:
@@ -144,7 +134,7 @@ class TandemCache(Refusals):
         if stored is None:
             raise unsupported("dtype", f"= {call.key.dtype}: keys are f32, f16 or bf16")
         layers = layers_of(config, call) if self._given is None else self._given
-        engine = self.engine or _shared_engine("cuda" if call.key.device.type == "cuda" else None)
+        engine = self.engine or shared_engine("cuda" if call.key.device.type == "cuda" else None)
         storage: CacheOptions = {"k_type": stored, **self._storage}
         cache = Cache(engine, Model(layers), **storage)
         # A pass is a step, and between the layers of one on the CPU PyTorch's threads need the cores.
@@ -209,6 +199,7 @@ class TandemCache(Refusals):
         self._held = Held(done.sequences, [length + n for length, n in zip(lengths, done.rows.q_lens, strict=True)],
                           self._held.columns + done.n_columns, done.rows.mask)
         self._changes.under_way = None
+        self._model_name = None
 
     def _check_layer(self, layer_idx: int, call: Call) -> None:
         """The geometry was made from the configuration and the first layer: this one may be another after all."""
@@ -254,7 +245,7 @@ class TandemCache(Refusals):
         lse = q.new_empty(q.shape[:2], dtype=torch.float32) if has_sinks else None
         self.session.attend(under_way.sequences, view_of("query", q), view_of("key", k), view_of("value", v), layer_idx=layer_idx,
                             q_lens=rows.q_lens, out=view_of("out", o), lse=None if lse is None else view_of("lse", lse),
-                            stream=_stream_of(q))
+                            stream=stream_of(q))
         if call.sinks is not None and lse is not None:  # the state (0, sink), merged: it takes its share of the weight
             o = (o * torch.sigmoid(lse - call.sinks.detach().float())[..., None]).to(q.dtype)
         under_way.n_done += 1
@@ -270,6 +261,7 @@ class TandemCache(Refusals):
         self._settle()
         return list(self._held.sequences)
 
+    @untraced
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Columns of the layer, padding included, of passes that are complete.
 
@@ -281,6 +273,7 @@ class TandemCache(Refusals):
             self._settle()
         return self._held.columns
 
+    @untraced
     def get_mask_sizes(self, query_length: int | torch.Tensor, layer_idx: int) -> tuple[int, int]:
         """All columns, from the first. Transformers before 5.4 gives the positions of the queries, not their number."""
         n_queries = len(query_length) if isinstance(query_length, torch.Tensor) else query_length
