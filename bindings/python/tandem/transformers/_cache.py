@@ -9,13 +9,14 @@ import torch
 from .. import _abi
 from .._cache import Cache, Sequence
 from .._engine import Engine
-from .._errors import InvalidStateError, TandemError, UnsupportedError, invalid, of_type
+from .._errors import InvalidStateError, TandemError, UnsupportedError, invalid
 from .._model import Layer, Model
 from .._options import CacheOptions, SessionOptions, integer, listed
 from .._session import Session
 from ._attention import Call, Update, note
 from ._engines import shared_engine, stream_of
 from ._layers import dense_layers_of, layers_of, policies_of, text_config, unsupported, window_of
+from ._options_check import check_options
 from ._pass import Change, Changes, Held, Pass
 from ._refusals import Refusals
 from ._rows import batch_of, read_rows, tokens_of, view_of
@@ -66,21 +67,21 @@ class TandemCache(Refusals):
 
     Raises
     ------
-    TandemError
-        The first forward pass raises what is wrong with the options, as the objects that it makes.
+    TypeError
+        There is no option of such a name; the message names the nearest.
+    InvalidArgumentError
+        A value of the wrong type, out of range, or no name of a policy. What depends on the model is raised by the first forward
+        pass, as by the objects that it makes.
     """
 
     def __init__(self, window: int = -1, *, engine: Engine | None = None, layers: Several[Layer] | None = None,
                  storage: CacheOptions | None = None, dense_layers: Several[int] | None = None,
                  **options: Unpack[SessionOptions]) -> None:
         super().__init__()
-        if "window_tokens" in options:
-            raise TypeError("window_tokens: TandemCache calls it window")
+        check_options(engine, layers, storage, options, window)
         if options.get("patterns") is not None and options.get("policy") is None and options.get("layer_policies") is None:
             options["policy"] = "patterns"
         self._options: SessionOptions = {**options, "window_tokens": window}
-        if storage is not None:
-            of_type("storage", storage, dict)
         self._storage: CacheOptions = {} if storage is None else storage
         self._dense_layers = dense_layers_of(dense_layers, options)
         self._given = None if layers is None else list(listed("layers", layers))
