@@ -2,14 +2,14 @@
 """A Transformers cache that keeps no tensors: a tandem cache, a session, and a sequence for each row of the batch."""
 from collections.abc import Sequence as Several
 from dataclasses import replace
-from typing import Any, NoReturn, Self, Unpack
+from typing import Any, NoReturn, Unpack
 
 import torch
 
 from .. import _abi
 from .._cache import Cache, Sequence
 from .._engine import Engine
-from .._errors import InvalidStateError, TandemError, UnsupportedError, invalid
+from .._errors import InvalidHandleError, InvalidStateError, TandemError, UnsupportedError, invalid
 from .._model import Layer, Model
 from .._options import CacheOptions, SessionOptions, integer, listed
 from .._session import Session
@@ -18,7 +18,7 @@ from ._engines import shared_engine, stream_of
 from ._layers import dense_layers_of, layers_of, policies_of, text_config, unsupported, window_of
 from ._options_check import check_options
 from ._pass import Change, Changes, Held, Pass
-from ._refusals import Refusals
+from ._reading import LayersOfCache, Readable
 from ._rows import batch_of, read_rows, tokens_of, view_of
 from ._untraced import untraced
 
@@ -30,7 +30,7 @@ def _state_error(what: str) -> InvalidStateError:
     return InvalidStateError(what, status=_abi.STATUS["INVALID_STATE"])
 
 
-class TandemCache(Refusals):
+class TandemCache(Readable):
     """Keys and values of a batch in Tandem, for models loaded with ``attn_implementation="tandem"``.
 
     Goes where Transformers takes ``past_key_values``. Made empty; the first forward pass says what the model is. A pass that is
@@ -77,7 +77,7 @@ class TandemCache(Refusals):
     def __init__(self, window: int = -1, *, engine: Engine | None = None, layers: Several[Layer] | None = None,
                  storage: CacheOptions | None = None, dense_layers: Several[int] | None = None,
                  **options: Unpack[SessionOptions]) -> None:
-        super().__init__()
+        super().__init__(layers=LayersOfCache(self))
         check_options(engine, layers, storage, options, window)
         if options.get("patterns") is not None and options.get("policy") is None and options.get("layer_policies") is None:
             options["policy"] = "patterns"
@@ -89,6 +89,8 @@ class TandemCache(Refusals):
         self.cache: Cache | None = None
         self.session: Session | None = None
         self._made_for: tuple[Any, bool] = (None, False)  # the model's configuration, and whether tensors are on a GPU
+        self._model_type = ""  # of the model's keys
+        self._is_closed = False
         self._owns = self._owns_session = False  # of those that share cache or session: the one that closes it
         self._held = Held()
         self._changes = Changes()  # of all that share the session
@@ -109,6 +111,7 @@ class TandemCache(Refusals):
         UnsupportedError
             The model computes its attention itself.
         """
+        self._check_open()
         # In a model with another attention the next layer's update follows. The first layer's follows a pass that was broken off,
         # but for a model of one layer, which its last layer's update may have come from.
         if self._pending is not None and not (layer_idx == 0 and self._pending < len(self) - 1):
@@ -141,6 +144,7 @@ class TandemCache(Refusals):
         # A pass is a step, and between the layers of one on the CPU PyTorch's threads need the cores.
         self._options = {"sleep_between_calls": call.key.device.type == "cpu", **self._options}
         self._made_for = (config, call.key.device.type == "cuda")
+        self._model_type = stored
         self.session = self._new_session(cache)
         self.engine, self.cache, self._owns, self._owns_session = engine, cache, True, True
 
@@ -184,7 +188,8 @@ class TandemCache(Refusals):
         return begun
 
     def _settle(self) -> None:
-        """Takes a pass back that was not finished, of this cache or of one that shares its session."""
+        """Takes a pass back that was not finished, of this cache or of one that shares its session; refuses what is closed."""
+        self._check_open()
         under_way = self._changes.under_way
         if under_way is None:
             return
@@ -269,6 +274,7 @@ class TandemCache(Refusals):
         A pass is complete when its last layer has been attended. To ask in the middle of a pass for a layer that has been
         attended takes the pass back, as one that was broken off looks the same; its next layer then raises InvalidStateError.
         """
+        self._check_open()
         under_way = self._changes.under_way
         if isinstance(under_way, Pass) and under_way.owner is self and layer_idx < under_way.n_done:
             self._settle()
@@ -280,31 +286,24 @@ class TandemCache(Refusals):
         n_queries = len(query_length) if isinstance(query_length, torch.Tensor) else query_length
         return self.get_seq_length(layer_idx) + n_queries, 0
 
-    def get_max_length(self, layer_idx: int | None = None) -> int:
-        """-1: there is no most."""
-        return -1
-
     def __len__(self) -> int:
         return 0 if self.cache is None else len(self.cache.layers)
 
     def __repr__(self) -> str:
-        return (f"<TandemCache of {len(self)} layers, {len(self._held.sequences)} rows, "
+        return "<TandemCache, closed>" if self.closed else (f"<TandemCache of {len(self)} layers, {len(self._held.sequences)} rows, "
                 f"{self._held.columns} columns>")
 
     @property
     def batch_size(self) -> int:
         """Rows; -1 before the first pass."""
+        self._check_open()
         return len(self._held.sequences) or -1
 
     @property
     def is_initialized(self) -> bool:
         """Whether there are rows."""
+        self._check_open()
         return bool(self._held.sequences)
-
-    @property
-    def is_croppable(self) -> bool:
-        """True."""
-        return True
 
     # ---- changes between passes ----
 
@@ -353,6 +352,7 @@ class TandemCache(Refusals):
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
         """Rows become those at `beam_idx`, by forks, which share pages."""
+        self._check_open()
         if self._held.sequences:
             self._take_rows("beam_idx", beam_idx.tolist())
 
@@ -364,6 +364,7 @@ class TandemCache(Refusals):
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
         """Keep the rows at `indices`."""
+        self._check_open()
         if self._held.sequences:
             indices = indices.cpu()
             if indices.dtype == torch.bool and tuple(indices.shape) != (len(self._held.sequences),):
@@ -391,7 +392,7 @@ class TandemCache(Refusals):
         other = TandemCache(engine=self.engine, layers=self._given, storage=self._storage, **(
             {"sleep_between_calls": self._options["sleep_between_calls"], **options} if options else {}))
         other.cache, other.session, other._changes = self.cache, self.session, self._changes
-        other._made_for = self._made_for
+        other._made_for, other._model_type = self._made_for, self._model_type
         if not options:
             other._options, other._dense_layers = self._options, self._dense_layers
         elif self.cache is not None:
@@ -401,24 +402,24 @@ class TandemCache(Refusals):
                            None if held.mask is None else held.mask.clone())
         return other
 
-    def __copy__(self) -> "TandemCache":
-        """As :meth:`fork`: a copy that shared the sequences would count tokens that the other one appends, or miss them."""
-        return self.fork()
+    @property
+    def closed(self) -> bool:
+        """Whether this cache, or the one that it is a fork of, has been closed."""
+        return self._is_closed or any(part is not None and part.closed for part in (self.cache, self.session))
 
-    def __deepcopy__(self, _memo: dict[int, Any]) -> "TandemCache":
-        return self.fork()
+    def _check_open(self) -> None:
+        if self.closed:
+            raise InvalidHandleError("past_key_values is a TandemCache that has been closed" + (
+                "" if self._is_closed else ", with the one that it is a fork of"), status=_abi.STATUS["INVALID_HANDLE"],
+                field="past_key_values")
 
     def close(self) -> None:
-        """Give the memory back, that of forks too where this cache is the one that they came from."""
-        self.reset()
+        """Give the memory back, that of forks too where this cache is the one that they came from. It can be used no more."""
+        if not self.closed:
+            self.reset()
+        self._is_closed, self._held = True, Held()
         if self._owns_session and self.session is not None:
             self.session.close()
         if self._owns and self.cache is not None:
             self.cache.close()
         self.cache = self.session = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
