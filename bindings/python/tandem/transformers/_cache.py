@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: MIT
 """A Transformers cache that keeps no tensors: a tandem cache, a session, and a sequence for each row of the batch."""
+from __future__ import annotations
+
 from collections.abc import Sequence as Several
 from dataclasses import replace
-from typing import Any, NoReturn, Unpack
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
@@ -21,6 +23,9 @@ from ._pass import Change, Changes, Held, Pass
 from ._reading import LayersOfCache, Readable
 from ._rows import batch_of, read_rows, tokens_of, view_of
 from ._untraced import untraced
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack  # of typing from Python 3.11 on; not needed at run time
 
 _STORED = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 _GEOMETRY = ("n_q_heads", "n_kv_heads", "k_head_dim", "v_head_dim", "sm_scale", "soft_cap", "sliding_window_tokens")

@@ -1,11 +1,16 @@
 # SPDX-License-Identifier: MIT
 """What Transformers may ask of a cache and a TandemCache has not, or answers alike whatever it holds."""
+from __future__ import annotations
+
 from collections.abc import Callable
-from typing import Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from transformers.cache_utils import Cache as HuggingFaceCache
 
 from ._layers import unsupported
+
+if TYPE_CHECKING:
+    from typing_extensions import Self  # of typing from Python 3.11 on; not needed at run time
 
 
 class Refusals(HuggingFaceCache):  # type: ignore[misc]
