@@ -6,14 +6,15 @@ pip install . --config-settings library-dir=DIR        DIR/libtandem.so.0 and DI
                                                        tag then names this platform; what they load in turn does not
 pip install -e .                                       the package where it is, for who changes it
 """
+import ast
 import base64
 import gzip
 import hashlib
 import io
 import pathlib
+import re
 import sysconfig
 import tarfile
-import tomllib
 import zipfile
 from typing import Any
 
@@ -23,8 +24,20 @@ Settings = dict[str, Any] | None
 
 
 def _project() -> dict[str, Any]:
-    with open(HERE / "pyproject.toml", "rb") as file:
-        project: dict[str, Any] = tomllib.load(file)["project"]
+    """Tables [project] and [project.*] of pyproject.toml, which has texts and lists of texts in them: Python 3.10 has no tomllib."""
+    project: dict[str, Any] = {}
+    table, value = None, ""
+    for line in (HERE / "pyproject.toml").read_text().splitlines():
+        if header := re.fullmatch(r"\[+([^\[\]]+)\]+", line):
+            name = header[1]
+            table = project if name == "project" else None
+            if name.startswith("project."):
+                table = project.setdefault(name.removeprefix("project."), {})
+        elif table is not None and (value or (line and not line.startswith("#"))):
+            value += line.strip()
+            key, _, text = value.partition(" = ")
+            if not text.startswith("[") or text.endswith("]"):
+                table[key], value = ast.literal_eval(text), ""
     return project
 
 

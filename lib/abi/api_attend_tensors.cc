@@ -85,16 +85,24 @@ Status find_form(TensorsRequest* call) {
 Status check_tensors(TensorsRequest* call) {
   const tandem_attend_tensors_args& args = call->args;
   const int32_t first = call->padded ? 1 : 0;  // dimension of the tokens
-  TANDEM_TRY(
-      check_rows(args.q, "q", {{"", kAnyLength}, {"", kAnyLength}, {"", kAnyLength}}, TensorTypes::kFloat, *call, &call->q));
+  TANDEM_TRY(check_rows(args.q, "q", {{"n_tokens", kAnyLength}, {"n_q_heads", kAnyLength}, {"k_head_dim", kAnyLength}},
+                        TensorTypes::kFloat, *call, &call->q));
   call->n_tokens = call->q.length(first);
   call->n_q_heads = call->q.length(first + 1);
   call->k_head_dim = call->q.length(first + 2);
-  TANDEM_TRY(check_rows(args.k, "k", {{"", kAnyLength}, {"", kAnyLength}, {"k_head_dim", call->k_head_dim}},
+  TANDEM_TRY(check_rows(args.k, "k", {{"n_keys", kAnyLength}, {"n_kv_heads", kAnyLength}, {"k_head_dim", call->k_head_dim}},
                         TensorTypes::kKeys, *call, &call->k));
   call->n_keys = call->k.length(first);
   call->n_kv_heads = call->k.length(first + 1);
-  TANDEM_TRY(check_rows(args.o, "o", {{"n_tokens", call->n_tokens}, {"n_q_heads", call->n_q_heads}, {"", kAnyLength}},
+  if (call->n_kv_heads > 0 && call->n_q_heads <= INT32_MAX && call->n_q_heads % call->n_kv_heads != 0)  // else check_layer()
+    return fail(
+        kInvalid, "n_q_heads",
+        "n_q_heads = %lld is not a multiple of n_kv_heads = %lld: the axes of q are [%sn_tokens, n_q_heads, k_head_dim], "
+        "of k [%sn_keys, n_kv_heads, k_head_dim]",
+        static_cast<long long>(call->n_q_heads), static_cast<long long>(call->n_kv_heads),
+        call->padded ? "n_sequences, " : "", call->padded ? "n_sequences, " : "");
+  TANDEM_TRY(check_rows(args.o, "o",
+                        {{"n_tokens", call->n_tokens}, {"n_q_heads", call->n_q_heads}, {"v_head_dim", kAnyLength}},
                         TensorTypes::kFloat, *call, &call->o));
   call->v_head_dim = call->o.length(first + 2);
   if (call->has_v())
@@ -139,7 +147,7 @@ Status check_mask(TensorsRequest* call) {
   TensorSpec spec{"mask", call->padded ? 4 : 2, {}, TensorTypes::kFloat};
   spec.any_order = true;
   const int32_t rows = call->padded ? 2 : 0;
-  spec.dims[0] = spec.dims[1] = {"", kAnyLength};
+  spec.dims[0] = {"n_sequences or 1", kAnyLength}, spec.dims[1] = {"n_q_heads or 1", kAnyLength};
   spec.dims[rows] = {"n_tokens", call->n_tokens};
   spec.dims[rows + 1] = {"n_columns", kAnyLength};
   TANDEM_TRY(check_tensor(call->args.mask, spec, &call->mask));

@@ -101,15 +101,24 @@ Status check_place(const tandem_tensor& t, const TensorSpec& spec) {
                 place.device_index < 0 ? "the engine has no device" : "this call takes host memory alone");
 }
 
+// The axes that a call expects, "[n_tokens, n_q_heads, k_head_dim]": most wrong shapes have them in another order.
+std::string axes_of(const TensorSpec& spec) {
+  std::string axes;
+  for (int32_t d = 0; d < spec.n_dims; ++d) axes += (d == 0 ? "[" : ", ") + std::string(spec.dims[d].name);
+  return axes + "]";
+}
+
 Status check_shape(const tandem_tensor& t, const TensorSpec& spec) {
-  if (t.n_dims != spec.n_dims) return refuse(kInvalid, spec.name, "n_dims", "%d, must be %d", t.n_dims, spec.n_dims);
+  if (t.n_dims != spec.n_dims)
+    return refuse(kInvalid, spec.name, "n_dims", "%d, must be %d: the axes are %s", t.n_dims, spec.n_dims,
+                  axes_of(spec).c_str());
   for (int32_t d = 0; d < spec.n_dims; ++d) {
     const auto length = static_cast<long long>(t.shape[d]);
     if (length < 0) return refuse_at(spec.name, "shape", d, "%lld is negative", length);
     const TensorDim& dim = spec.dims[d];
     if (dim.length != kAnyLength && t.shape[d] != dim.length)
-      return refuse_at(spec.name, "shape", d, "%lld, must be %s = %lld", length, dim.name,
-                       static_cast<long long>(dim.length));
+      return refuse_at(spec.name, "shape", d, "%lld, must be %s = %lld: the axes are %s", length, dim.name,
+                       static_cast<long long>(dim.length), axes_of(spec).c_str());
   }
   return {};
 }

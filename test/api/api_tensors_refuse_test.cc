@@ -269,7 +269,7 @@ void test_shapes(void**) {
           {"heads of lse", kInvalid, "lse.shape[2]", "5, must be n_q_heads = 4", [](auto& c) { c.lse.shape[2] = 5; }},
           {"dims of k", kInvalid, "k.shape[3]", "32, must be k_head_dim = 64", [](auto& c) { c.k.view.shape[3] = 32; }},
           {"dims of v", kInvalid, "v.shape[3]", "32, must be v_head_dim = 64", [](auto& c) { c.v.view.shape[3] = 32; }},
-          {"heads", kInvalid, "n_q_heads", "4 is not a multiple of n_kv_heads = 3",
+          {"heads", kInvalid, "n_q_heads", "= 3: the axes of q are [n_sequences, n_tokens, n_q_heads",
            [](auto& c) {
              c.k.view.shape[2] = c.v.view.shape[2] = 3, c.k.view.stride[1] = c.v.view.stride[1] = 192,
              c.k.view.shape[1] = c.v.view.shape[1] = 1, c.args.kv_lens = nullptr;

@@ -15,7 +15,7 @@ work=$(mktemp -d) && trap 'rm -rf "$work"' EXIT
 export PYTHONDONTWRITEBYTECODE=1 PIP_DISABLE_PIP_VERSION_CHECK=1 CC=$cc
 unset PYTHONPATH TANDEM_LIB_DIR
 
-"$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || skip "$("$python" --version) is older than 3.11"
+"$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' || skip "$("$python" --version) is older than 3.10"
 "$python" -c 'import ensurepip, venv' 2>/dev/null || skip "$python has no venv"
 "$python" -m venv --system-site-packages "$work/venv" >/dev/null 2>&1 || skip "$python cannot make a virtual environment"
 python=$work/venv/bin/python

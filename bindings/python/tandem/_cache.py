@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: MIT
 """Caches and their sequences."""
+from __future__ import annotations
+
 import ctypes
 from collections.abc import Mapping, MutableMapping
 from collections.abc import Sequence as Several
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -18,6 +20,8 @@ from ._options import CacheOptions, cache_struct, integer, listed
 from ._tensor import TensorArgument, as_tensor
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack  # of typing from Python 3.11 on; not needed at run time
+
     from ._saving import Target
     from ._session import Session
 

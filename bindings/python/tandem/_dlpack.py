@@ -5,6 +5,7 @@ A capsule is never marked as used: the view keeps the capsule itself, whose dest
 view goes. So the producer's deleter is called exactly once, by the producer's own code.
 """
 import ctypes
+import sys
 from typing import Any
 
 from . import _abi
@@ -13,7 +14,8 @@ from ._options import integer
 from ._tensor import _DEFAULT_STREAM, View, packed_view
 
 _HOST_DEVICES, _CUDA_DEVICES = (1, 3), (2, 13)  # host and pinned host; CUDA and CUDA managed
-_CODES = {(0, 32): _abi.I32, (2, 32): _abi.DTYPES["f32"], (2, 16): _abi.DTYPES["f16"], (4, 16): _abi.DTYPES["bf16"]}
+_CODES = {(0, 32): _abi.I32, (2, 32): _abi.DTYPES["f32"], (2, 16): _abi.DTYPES["f16"], (4, 16): _abi.DTYPES["bf16"],
+          (10, 8): _abi.DTYPES["e4m3"]}  # 10: float8_e4m3fn
 _READ_ONLY, _IS_COPIED = 1, 2
 # Packages whose arrays may be written where the export does not say read-only. Others (JAX) leave the flag out although their
 # arrays never change: several of them may share the memory.
@@ -82,9 +84,17 @@ def _resolved(array: Any) -> Any:
     return array.resolve_neg() if callable(is_neg) and _may_be_written(array) and is_neg() else array
 
 
+def _bytes_of(array: Any) -> tuple[Any, int | None]:
+    """A view of PyTorch's 8-bit floats as bytes, and what they are: its older versions do not export them. Else the array itself."""
+    if str(getattr(array, "dtype", None)) == "torch.float8_e4m3fn" and _may_be_written(array):
+        return array.view(sys.modules["torch"].uint8), _abi.DTYPES["e4m3"]
+    return array, None
+
+
 def from_dlpack(array: Any, stream: int | None) -> View:
     """A view of what `array` exports; its last member keeps the export alive."""
-    exported = asked_of_owner(_resolved, array)
+    resolved = asked_of_owner(_resolved, array)
+    exported, code = asked_of_owner(_bytes_of, resolved)
     device_type = _device_type(exported)
     if device_type not in _HOST_DEVICES + _CUDA_DEVICES:
         raise UnsupportedError(f"array: DLPack device type {device_type} is neither host nor CUDA memory",
@@ -93,10 +103,11 @@ def from_dlpack(array: Any, stream: int | None) -> View:
     tensor, flags = _parse(capsule)
     if int(tensor.device_type) != device_type:
         raise invalid("array", f"says DLPack device type {device_type} and exports {int(tensor.device_type)}")
-    code = _CODES.get((tensor.code, tensor.bits)) if tensor.lanes == 1 else None
+    if code is None and tensor.lanes == 1:
+        code = _CODES.get((tensor.code, tensor.bits))
     if code is None:
-        raise invalid("dtype", f"of the array is DLPack's ({tensor.code}, {tensor.bits}, {tensor.lanes}), not f32, f16, bf16 or "
-                      "int32")
+        raise invalid("dtype", f"of the array is DLPack's ({tensor.code}, {tensor.bits}, {tensor.lanes}), not f32, f16, bf16, "
+                      "float8_e4m3fn or int32")
     n_dims = int(tensor.ndim)
     if not 1 <= n_dims <= 4:
         raise invalid("n_dims", f"= {n_dims}, must be 1 to 4")
@@ -108,5 +119,5 @@ def from_dlpack(array: Any, stream: int | None) -> View:
     index = int(tensor.device_id) if device == _abi.DEVICE_CUDA else 0
     address = (tensor.data or 0) + tensor.byte_offset if tensor.data else 0
     packed = packed_view((device, index, address), code, shape, strides)
-    writable = not flags & (_READ_ONLY | _IS_COPIED) and exported is array and _may_be_written(array)
+    writable = not flags & (_READ_ONLY | _IS_COPIED) and resolved is array and _may_be_written(array)
     return packed, code, device, shape, writable, (array, capsule)

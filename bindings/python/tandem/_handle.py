@@ -6,16 +6,21 @@ collector may run inside a log callback, where the library holds locks and must 
 there are no callbacks left to fear, and everything is released directly. The library counts references, so order never
 matters; a handle keeps its parents' Python side (a log callback) for as long as the library may use it.
 """
+from __future__ import annotations
+
 import atexit
 import ctypes
 import queue
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any
 
 from . import _abi
 from ._errors import InvalidStateError, NotCopied, call, of_type
+
+if TYPE_CHECKING:
+    from typing_extensions import Self  # of typing from Python 3.11 on; not needed at run time
 
 _released: "queue.SimpleQueue[Handle]" = queue.SimpleQueue()  # its put() may interrupt another
 _reaper_lock = threading.Lock()

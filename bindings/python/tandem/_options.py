@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Keyword options as the structs of the C ABI: names, defaults and meaning are those of tandem.h."""
 import ctypes
+import difflib
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from . import _abi
@@ -71,13 +72,20 @@ def encoded(name: str, value: Any) -> bytes | None:
         raise invalid(name, f"= {value!r} is not a text: {error}") from None
 
 
+def suggestion(name: object, known: Iterable[str]) -> str:
+    """The end of a message about a name that does not exist: the one that is likely meant."""
+    near = difflib.get_close_matches(name, list(known), 1) if isinstance(name, str) else []
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
 def fill(struct: Any, options: Mapping[str, Any], converters: Mapping[str, Callable[[str, Any], Any]], who: str) -> None:
     """Sets members of a struct that its init function has filled; what is None keeps the default."""
     of_type(f"options of {who}", options, Mapping)
     kinds = dict(type(struct)._fields_)
     for name, value in options.items():
         if name not in kinds or name in ("struct_size", "reserved"):
-            raise TypeError(f"{who} has no option {name!r}")
+            known = [kind for kind in kinds if kind not in ("struct_size", "reserved") and not kind.startswith("n_")]
+            raise TypeError(f"{who} has no option {name!r}{suggestion(name, known)}")
         if value is None:
             continue
         if name in converters:

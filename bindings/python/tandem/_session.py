@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Sessions: how a cache is attended."""
+from __future__ import annotations
+
 import ctypes
 import os
 import struct
@@ -10,7 +12,7 @@ from collections.abc import Sequence as Several
 from ctypes import addressof, byref
 from dataclasses import asdict, dataclass
 from types import TracebackType
-from typing import Any, Self, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +28,9 @@ from ._options import SessionOptions, array_of, integer, listed, session_struct
 from ._selection import Selection, SelectionArgument
 from ._tensor import TENSOR_BYTES, Tensor, pack
 from ._weights import Weights
+
+if TYPE_CHECKING:
+    from typing_extensions import Self, Unpack  # of typing from Python 3.11 on; not needed at run time
 
 Output = TypeVar("Output")
 _attend = lib.tandem_attend

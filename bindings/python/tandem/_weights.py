@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: MIT
 """Weights that the device has no room for."""
+from __future__ import annotations
+
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,6 +16,9 @@ from ._errors import NotCopied, call, invalid
 from ._handle import Handle, Owner, create, pointer_of
 from ._library import lib
 from ._options import fill, integer, listed
+
+if TYPE_CHECKING:
+    from typing_extensions import Self  # of typing from Python 3.11 on; not needed at run time
 
 
 @dataclass(frozen=True)

@@ -112,6 +112,14 @@ def _during(**changes):
         globals().update(dict.fromkeys(changes))
 
 
+def calls_of(function):
+    """What `function` has attended by Tandem, in passes that share no cache with earlier ones."""
+    calls = []
+    with _during(_watching=calls):
+        function()
+    return calls
+
+
 def assert_within_gate(models, ids, mask, lens, past, soft_cap=False):
     """Runs the three of models() over the passes; returns the logits of the first, which has `past`, an empty cache."""
     mine, eager, exact = models

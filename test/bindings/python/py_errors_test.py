@@ -285,7 +285,7 @@ def test_refused_before_a_call(world, call, field):
 
 
 def test_unknown_options_are_type_errors(world):
-    with pytest.raises(TypeError, match="windows"):
+    with pytest.raises(TypeError, match="windows.*did you mean .window_tokens"):
         tandem.Session(world.cache, windows=3)
     with pytest.raises(TypeError, match="struct_size"):
         tandem.Cache(world.engine, world.model, struct_size=3)

@@ -272,6 +272,54 @@ def test_torch(world):
     np.testing.assert_allclose(out.float().numpy(), reference(*(each.float().numpy() for each in (q, k, v)))[0], atol=0.02)
 
 
+@pytest.mark.skipif(torch is None, reason="no torch")
+@pytest.mark.parametrize("k_type", ["e4m3", "f32"])
+def test_eight_bit_floats_of_torch(k_type):
+    """Read, written, and attended where they lie; types of other packages' names that are not e4m3 are refused."""
+    world = World(k_type=k_type)
+    q, k, v = (torch.from_numpy(array) for array in world.qkv(6))
+    eight = [array.to(torch.float8_e4m3fn) for array in (k, v)]
+    padded = torch.zeros(12, *k.shape[1:]).to(torch.float8_e4m3fn)
+    padded[::2] = eight[0]
+    world.sequence.append(padded[::2], eight[1])
+    for read, array in zip(world.sequence.read(), eight):
+        assert np.array_equal(read, array.float().numpy())
+    out = torch.zeros(k.shape).to(torch.float8_e4m3fn)
+    world.sequence.read(k=out)
+    assert torch.equal(out.float(), eight[0].float())
+    assert tandem.Tensor(eight[0]).dtype == "e4m3" and tandem.Tensor(eight[0]).writable
+    o = tandem.attend_tensors(world.engine, q, *eight, causal=True)
+    assert np.array_equal(o, tandem.attend_tensors(world.engine, q, *(tandem.Tensor(array.view(torch.uint8).numpy(), "e4m3")
+                                                                      for array in eight), causal=True))
+    for other in (torch.float8_e5m2, torch.float8_e4m3fnuz, torch.uint8):
+        with pytest.raises(tandem.InvalidArgumentError, match="not f32, f16, bf16, float8_e4m3fn or int32"):
+            tandem.Tensor(k.to(other))
+
+
+def test_eight_bit_floats_of_jax(world):
+    jnp = pytest.importorskip("jax.numpy", reason="JAX is not installed")
+    k, v = (jnp.asarray(array).astype(jnp.float8_e4m3fn) for array in world.qkv(6)[1:])
+    world.sequence.append(k, v)
+    for read, array in zip(world.sequence.read(), (k, v)):
+        assert np.array_equal(read, np.asarray(array.astype(jnp.float32)))
+
+
+def test_wrong_axes_are_named(world):
+    """Most wrong shapes are [heads, tokens, dim], which other libraries have."""
+    q, k, v = world.qkv(6)
+    swapped = [np.ascontiguousarray(array.transpose(1, 0, 2)) for array in (q, k, v)]
+    for call, axes in ((lambda: world.sequence.append(*swapped[1:]), r"k.shape\[1\] = 6.*\[n_tokens, n_kv_heads, k_head_dim\]"),
+                       (lambda: world.session.attend(world.sequence, *swapped), r"q.*the axes are \[n_tokens, n_q_heads, k_head_dim\]"),
+                       (lambda: world.session.attend(world.sequence, q[None], k[None], v[None]), r"q.n_dims = 4, must be 3: the axes are"),
+                       (lambda: tandem.attend_tensors(world.engine, q, swapped[1][:, :5], v),
+                        r"n_q_heads = 4 is not a multiple of n_kv_heads = 5: the axes of q are \[n_tokens, n_q_heads, k_head_dim\]"),
+                       (lambda: tandem.attend_tensors(world.engine, q[None], k[None], swapped[2][None]),
+                        r"v.shape\[1\] = 2.*the axes are \[n_sequences, n_keys, n_kv_heads, v_head_dim\]")):
+        with pytest.raises(tandem.InvalidArgumentError, match=axes):
+            call()
+    assert world.sequence.length() == 0
+
+
 class CudaDlpack:
     """Exports a hand-made capsule that claims device memory: nothing reads it before the library refuses the device."""
 

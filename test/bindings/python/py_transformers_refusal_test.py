@@ -5,7 +5,7 @@ from hf_common import OLD_MASKS, batch, new_cache, run, torch, transformers
 from hf_gate import models
 
 import tandem
-from tandem.transformers import TandemCache, tandem_mask
+from tandem.transformers import TandemCache, tandem_attention, tandem_mask
 
 
 @pytest.fixture(scope="module")
@@ -23,10 +23,14 @@ def refused(model, past, match, kind=tandem.UnsupportedError, **arguments):
         call(model, past, **arguments)
 
 
-def test_no_cache_and_other_caches(llama):
-    refused(llama[0], None, "past_key_values is not a TandemCache")
-    refused(llama[0], None, "past_key_values is not a TandemCache", use_cache=False)
-    refused(llama[0], transformers.DynamicCache(), "past_key_values is not a TandemCache")
+def test_other_caches(llama):
+    """A layer that is called by itself, outside of a model's pass, has no cache that Tandem could make."""
+    for given in (transformers.DynamicCache(), transformers.StaticCache(config=llama[0].config, max_cache_len=64)):
+        refused(llama[0], given, f"past_key_values is a {type(given).__name__}: .*pass past_key_values=")
+    call(llama[0], new_cache())  # a pass that has a cache is no leave to do without one
+    states = torch.zeros(1, 4, 3, 64)
+    with pytest.raises(tandem.UnsupportedError, match="past_key_values is not a TandemCache"):
+        tandem_attention(torch.nn.Module(), states, states, states, None)
 
 
 def test_other_attention(llama):
@@ -56,11 +60,9 @@ def test_gradients_and_dropout(llama):
 def test_arguments(llama):
     refused(llama[0], new_cache(), "position_bias is an argument of attention that is not known", position_bias=torch.zeros(1))
     refused(llama[0], new_cache(), "not causal|is_causal = False", is_causal=False)
-    refused(llama[0], new_cache(), "attention_mask has 4 dimensions", tandem.InvalidArgumentError,
-            attention_mask=torch.zeros(1, 1, 5, 5))
-    with pytest.raises(TypeError, match="window_tokens"):
-        TandemCache(window_tokens=5)
-    refused(llama[0], TandemCache(policy="none"), "none", tandem.NotFoundError)
+    refused(llama[0], new_cache(), r"attention_mask has 4 dimensions.* \[batch, columns\]", attention_mask=torch.zeros(1, 1, 5, 5))
+    refused(llama[0], new_cache(), "attention_mask has 3 dimensions", tandem.InvalidArgumentError,
+            attention_mask=torch.zeros(1, 5, 5))
     for options, field in (({"layers": 5}, "layers"), ({"storage": 5}, "storage"), ({"dense_layers": 5}, "dense_layers"),
                            ({"dense_layers": [0, "x"]}, "dense_layers[1]"),
                            ({"dense_layers": [0], "layer_policies": ["all"] * 4}, "dense_layers")):
@@ -69,9 +71,58 @@ def test_arguments(llama):
         assert raised.value.field == field
     for dense_layers, field in (([0, 4], r"dense_layers\[1\] = 4, the model has layers 0 to 3"), ([-1], r"dense_layers\[0\] = -1")):
         refused(llama[0], TandemCache(policy="hgca", dense_layers=dense_layers), field, tandem.InvalidArgumentError)
-    refused(llama[0], TandemCache(engine=5), "engine is a int", tandem.InvalidArgumentError)
-    refused(llama[0], TandemCache("x"), "window_tokens = 'x' is not", tandem.InvalidArgumentError)
-    refused(llama[0], TandemCache(storage={"k_type": "x"}), "k_type", tandem.InvalidArgumentError)
+
+
+@pytest.mark.parametrize("options, match", [
+    ({"windows": 3}, "no option 'windows'; did you mean 'window'"), ({"window_tokens": 5}, "TandemCache calls it window"),
+    ({"dense_layer": [1]}, "did you mean 'dense_layers'"), ({"polices": "all"}, "did you mean 'policy'"),
+    ({"n_streaming_heads": 1}, "no option 'n_streaming_heads'"), ({"zzz": 1}, "no option 'zzz'$"),
+    ({"k_type": "f32"}, r"storage=\{'k_type': ...\}"), ({"storage": {"ktype": "f32"}}, "'ktype'; did you mean 'k_type'"),
+], ids=str)
+def test_options_that_do_not_exist(options, match):
+    with pytest.raises(TypeError, match=match):
+        TandemCache(**options)
+
+
+def test_options_of_a_fork_that_do_not_exist(llama):
+    call(llama[0], past := new_cache())
+    with pytest.raises(TypeError, match="no option 'windows'; did you mean 'window'"):
+        past.fork(windows=3)
+    past.fork(window=3).close()
+
+
+@pytest.mark.parametrize("options, field, match", [
+    ({"window": "x"}, "window", "= 'x' is not an integer"), ({"window": 1.5}, "window", "= 1.5 is not an integer"),
+    ({"window": -7}, "window", "^window = -7 is not -1 or"), ({"policy": "hgac"}, "policy", "did you mean 'hgca'"),
+    ({"policy": 5}, "policy", "= 5 is none of all, streaming"), ({"policy": ["all"]}, "policy", "is none of"),
+    ({"layer_policies": ["all", "hgac"]}, "layer_policies[1]", "did you mean 'hgca'"),
+    ({"layer_policies": "all"}, "layer_policies", "not a sequence"), ({"storage": {"k_type": "f33"}}, "k_type", "is none of f32"),
+    ({"storage": {"layer_v_types": ["f32", "f1"]}}, "layer_v_types[1]", "is none of"), ({"storage": 5}, "storage", "is a int"),
+    ({"alpha": 7}, "alpha", "^alpha = 7 is not in 0 to 1"), ({"alpha": "x"}, "alpha", "is not a number"),
+    ({"sink_tokens": -5}, "sink_tokens", "^sink_tokens = -5"), ({"route": "streem"}, "route", "^route = .streem."),
+    ({"pruning": "3k"}, "pruning", "no layer has a policy that prunes"), ({"pruning": 5, "policy": "hip"}, "pruning", ""),
+    ({"patterns": 5}, "patterns", "is neither"), ({"streaming_heads": [[5]]}, "streaming_heads[0][0]", "is neither True"),
+    ({"sleep_between_calls": "x"}, "sleep_between_calls", "is not an integer"), ({"engine": 5}, "engine", "is a int, not a Engine"),
+    ({"layers": [5]}, "layers[0]", "is a int, not a Layer"), ({"layers": 5}, "layers", "is not a sequence"),
+], ids=str)
+def test_options_of_wrong_values(options, field, match):
+    """Refused where they are written, with what Python's own constructors raise: a ValueError."""
+    with pytest.raises(ValueError, match=match) as raised:
+        TandemCache(**options)
+    assert isinstance(raised.value, tandem.InvalidArgumentError) and raised.value.field == field
+    with pytest.raises(tandem.InvalidHandleError), tandem.Engine(n_threads=1) as engine:
+        engine.close()
+        TandemCache(3, engine=engine)
+
+
+@pytest.mark.parametrize("options", [
+    {"layer_policies": ["all", "hip"], "pruning": "3k"}, {"policy": "hip", "pruning": "3k"}, {"policy": "patterns"},
+    {"route": "host+stream", "stream_fraction": 0.5}, {"route": "recompute"}, {"streaming_heads": [[True, False]]},
+    {"policy": None, "alpha": None}, {"storage": {"k_type": "q8_0", "layer_v_types": ["f16"] * 5, "k_rotation": "hadamard"}},
+], ids=str)
+def test_options_that_depend_on_the_model(options):
+    """The first pass knows the model, and says what does not go with it."""
+    TandemCache(**options)
 
 
 def test_attention_weights_as_output(llama):
@@ -223,17 +274,3 @@ def test_models_with_layers_of_another_kind(family):
         model.eval()(torch.arange(3, 8)[None], past_key_values=past)
     assert raised.value.field in ("layers", "layer_types", "layers_block_type", "num_kv_shared_layers")
     assert past.get_seq_length() == 0 and past.sequences == []
-
-
-def test_a_compiled_model(llama):
-    def compiled(model, past):
-        with torch.no_grad():
-            torch.compile(model.forward, backend="eager", fullgraph=True)(torch.tensor([[3, 4]]), past_key_values=past)
-
-    try:
-        compiled(llama[1], transformers.DynamicCache(config=llama[1].config))
-    except torch._dynamo.exc.Unsupported as error:
-        pytest.skip(f"PyTorch {torch.__version__} cannot compile a model of Transformers {transformers.__version__}: "
-                    f"{str(error).splitlines()[0]}")
-    with pytest.raises(Exception, match="compile is not possible|not made of tensors"):
-        compiled(llama[0], new_cache())

@@ -155,9 +155,11 @@ def test_attention_weights_are_refused_everywhere(llama):
 def test_other_caches_are_refused(llama):
     mine = llama[0]
     ids, mask = batch("cpu")
-    for options in ({}, {"cache_implementation": "static"},
-                    {"past_key_values": transformers.StaticCache(config=mine.config, max_cache_len=64)}):
-        with pytest.raises(tandem.UnsupportedError):
+    for options, match in (({"cache_implementation": "static"}, "cache_implementation = 'static'.*leave it out"),
+                           ({"generation_config": transformers.GenerationConfig(cache_implementation="offloaded")}, "= 'offloaded'"),
+                           ({"past_key_values": transformers.StaticCache(config=mine.config, max_cache_len=64)},
+                            "is a StaticCache.*pass past_key_values=tandem.transformers.TandemCache")):
+        with pytest.raises(tandem.UnsupportedError, match=match):
             mine.generate(ids, attention_mask=mask, max_new_tokens=3, **options)
     with pytest.raises(ValueError, match="cache_implementation"):  # of Transformers
         mine.generate(ids, attention_mask=mask, max_new_tokens=3, cache_implementation="static", past_key_values=new_cache())
@@ -238,11 +240,12 @@ def test_layers_that_are_more_than_are_attended():
 
 
 def test_models_with_attention_of_their_own():
-    """BLOOM's does not ask for an implementation by name: its keys are never attended by Tandem."""
+    """BLOOM's does not ask for an implementation by name: its keys are never attended by Tandem, whoever makes the cache."""
     config = transformers.BloomConfig(vocab_size=97, hidden_size=128, n_layer=3, n_head=2)
     model = transformers.BloomForCausalLM._from_config(config, attn_implementation="tandem").eval()
-    with torch.no_grad(), pytest.raises(tandem.InvalidStateError, match="keys of layer 0 were not attended by Tandem"):
-        call(model, new_cache())
+    for past in (new_cache(), None):
+        with torch.no_grad(), pytest.raises(tandem.UnsupportedError, match="layer 0 were not attended by Tandem, though Bloom.*ALiBi"):
+            call(model, past)
 
 
 def test_layers_that_are_not_alike():
@@ -289,7 +292,7 @@ def test_pruned_layers_on_either_processor(device):
     """The window that is not given is as long as the rows become. Both processors keep the same keys, ties apart."""
     mine = models("llama", torch.float32, device)[0]
     ids, mask = batch(device, (300, 220, 260))
-    exact = {"k_type": "f32", "v_type": "f32"}  # one processor's sums, rounded to bf16, would be other keys on the other
+    exact = {"storage": {"k_type": "f32", "v_type": "f32"}}  # one processor's sums, rounded to bf16, would be other keys on the other
     past = new_cache(-1, device, policy="hip", pruning=PRUNED, dense_layers=[0], **exact)
     logits = run(mine, ids, mask, [280] + [1] * 20, past)
     stats = past.session.stats()

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
 """What the wheel and the source archive hold, and where the library is looked for."""
+import ast
 import base64
 import hashlib
 import os
@@ -49,12 +50,26 @@ def test_wheel(backend, tmp_path):
     info = {f"tandem-0.2.0.dist-info/{part}" for part in ("METADATA", "WHEEL", "licenses/LICENSE")}
     assert set(files) == {f"tandem/{module}" for module in MODULES} | {"tandem/py.typed"} | info
     metadata = files["tandem-0.2.0.dist-info/METADATA"].decode()
-    assert "\nRequires-Dist: numpy" in metadata and "\nRequires-Python: >=3.11\n" in metadata
+    assert "\nRequires-Dist: numpy" in metadata and "\nRequires-Python: >=3.10\n" in metadata
     assert "\nLicense-Expression: MIT\nRequires" in metadata and "\nClassifier: Typing :: Typed\n" in metadata
     assert metadata.endswith((BINDING / "README.md").read_text())
     os.mkdir(tmp_path / "again")
     backend.build_wheel(str(tmp_path / "again"))
     assert (tmp_path / "again" / name).read_bytes() == (tmp_path / name).read_bytes()
+
+
+def test_the_project_is_read_without_tomllib(backend):
+    """Python 3.10 has none, and a build must need nothing from a registry."""
+    tomllib = pytest.importorskip("tomllib", reason="Python 3.10")
+    assert backend._project() == tomllib.loads((BINDING / "pyproject.toml").read_text())["project"]
+
+
+@pytest.mark.parametrize("name", ["wheel_backend.py", *(f"tandem/{module}" for module in MODULES)])
+def test_the_oldest_python_parses_it(backend, name):
+    """What is not in its standard library mypy says, which is told its version in pyproject.toml."""
+    oldest = backend._project()["requires-python"].removeprefix(">=")
+    assert f'python_version = "{oldest}"' in (BINDING / "pyproject.toml").read_text()
+    ast.parse((BINDING / name).read_text(), name, feature_version=tuple(int(number) for number in oldest.split(".")))
 
 
 def test_source_archive(backend, tmp_path):

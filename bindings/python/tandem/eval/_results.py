@@ -81,7 +81,7 @@ class Results:
     def add(self, what: What, figures: dict[str, Any]) -> None:
         """Writes a line at once."""
         line = {"what": what, "figures": figures, "versions": versions(), "machine": machine(),
-                "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")}
+                "time": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")}
         with open(self.path, "a") as file:
             file.write(json.dumps(line) + "\n")
         self.lines.append(line)

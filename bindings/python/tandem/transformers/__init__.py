@@ -3,15 +3,16 @@
 
 Importing this module registers the attention function and the mask function ``"tandem"``. A model that was loaded with
 ``attn_implementation="tandem"`` then runs with ``past_key_values=TandemCache(...)``: keys and values go to Tandem's host store,
-on a GPU the newest ``window`` tokens stay on it, and every row of a batch is a sequence of its own, without its padding.
+on a GPU the newest ``window`` tokens stay on it, and every row of a batch is a sequence of its own, without its padding. Where
+no cache is given, a ``TandemCache()`` is made; with ``use_cache=False`` a pass attends its own keys and keeps nothing.
 
     import tandem.transformers
     model = AutoModelForCausalLM.from_pretrained(NAME, attn_implementation="tandem", device_map="cuda")
     past = tandem.transformers.TandemCache(window=4096, policy="hgca")
     output = model.generate(**tokens, past_key_values=past, max_new_tokens=100)
 
-What Tandem cannot do (gradients, dropout, attention weights as an output, masks other than causal ones with padding, a compiled
-model, another cache or none) raises :class:`tandem.UnsupportedError` with the reason; nothing falls back.
+What Tandem cannot do (gradients, dropout, attention weights as an output, masks other than causal ones with padding, another
+cache) raises :class:`tandem.UnsupportedError` with the reason; nothing falls back.
 """
 try:
     import torch as _torch  # noqa: F401
@@ -22,8 +23,10 @@ except ImportError as _error:
 
 from ._attention import tandem_attention, tandem_mask
 from ._cache import TandemCache
+from ._models import give_caches
 
 __all__ = ["TandemCache", "tandem_attention", "tandem_mask"]
 
 _AttentionInterface.register("tandem", tandem_attention)
 _AttentionMaskInterface.register("tandem", tandem_mask)
+give_caches()

@@ -15,12 +15,14 @@ from transformers.masking_utils import causal_mask_function
 
 from .._errors import UnsupportedError, invalid
 from ._layers import refuse_layers, unsupported
+from ._stateless import attend_without_cache
+from ._untraced import untraced
 
 if TYPE_CHECKING:
     from ._cache import TandemCache
 
 _NOTE = "_tandem_update"
-_latest = threading.local()  # .update: the thread's last note, until it is attended
+_latest = threading.local()  # .update: the thread's last note, until it is attended; .without_cache: what begin_pass() was told
 # Attributes of GPT-2's layers that change the factor of the logits. Old Transformers does not tell the attention that factor.
 _FACTORS = {"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False}
 # Arguments that models hand on to attention functions and that change nothing of what is computed here.
@@ -44,8 +46,13 @@ def note(update: Update) -> None:
     _latest.update = update
 
 
-def _noted(module: Any, key: torch.Tensor, value: torch.Tensor) -> Update:
-    """The note of the update that made these keys and values."""
+def begin_pass(without_cache: bool) -> None:
+    """Called before a model's forward pass; without_cache: its caller wants none, so that keys come without a note."""
+    _latest.without_cache = without_cache
+
+
+def _noted(module: Any, key: torch.Tensor, value: torch.Tensor) -> Update | None:
+    """The note of the update that made these keys and values; None in a pass that is to have no cache."""
     latest: Update | None = getattr(_latest, "update", None)
     _latest.update = None
     update: Update | None = getattr(key, _NOTE, None)
@@ -60,6 +67,8 @@ def _noted(module: Any, key: torch.Tensor, value: torch.Tensor) -> Update:
         delattr(latest.key, _NOTE)
         latest.cache._pending = None
         return latest
+    if getattr(_latest, "without_cache", False):
+        return None
     raise unsupported("past_key_values", "is not a TandemCache, or the model changes keys after the cache's update() in a way that "
                       "is not known here: attn_implementation='tandem' needs past_key_values=tandem.transformers.TandemCache(...), "
                       "which gradient checkpointing takes away in training")
@@ -94,11 +103,14 @@ def _refuse(module: Any, tensors: tuple[torch.Tensor | None, ...], dropout: floa
             raise unsupported(name, "is an argument of attention that is not known here")
 
 
+@untraced
 def tandem_attention(module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
                      attention_mask: torch.Tensor | None, scaling: float | None = None, dropout: float = 0.0,
                      sliding_window: int | None = None, softcap: float | None = None, s_aux: torch.Tensor | None = None,
                      is_causal: bool | None = None, **others: Any) -> tuple[torch.Tensor, None]:
     """Attention of one layer over what a :class:`TandemCache` holds of it, and `key` and `value`, which it appends.
+
+    In a pass with ``use_cache=False`` and no cache, `key` and `value` are attended where they lie, and nothing is kept.
 
     Parameters
     ----------
@@ -136,7 +148,7 @@ def tandem_attention(module: Any, query: torch.Tensor, key: torch.Tensor, value:
         As :meth:`tandem.Session.attend`.
     """
     update = _noted(module, key, value)
-    if getattr(module, "layer_idx", update.layer_idx) != update.layer_idx:
+    if update is not None and getattr(module, "layer_idx", update.layer_idx) != update.layer_idx:
         raise unsupported("layer_idx", f"= {module.layer_idx} attends keys of layer {update.layer_idx}")
     _refuse(module, (query, key, value, s_aux), dropout, is_causal, others)
     for name, usual in _FACTORS.items() if scaling is None else ():
@@ -144,6 +156,8 @@ def tandem_attention(module: Any, query: torch.Tensor, key: torch.Tensor, value:
             raise unsupported(name, f"= {not usual}: this version of Transformers does not say the factor of the logits")
     call = Call(query, key, value, attention_mask, query.shape[-1] ** -0.5 if scaling is None else float(scaling),
                 int(sliding_window or 0), float(softcap or 0), s_aux)
+    if update is None:
+        return attend_without_cache(call), None
     output: torch.Tensor = update.cache._attend(update.layer_idx, getattr(module, "config", None), call)
     return output, None
 
@@ -164,6 +178,7 @@ def _is_causal(mask_function: Callable[..., torch.Tensor], batch: int, n_queries
                 and not sees((oldest - 1).clamp(min=0), oldest > 0).any())
 
 
+@untraced
 def tandem_mask(batch_size: int, q_length: int | None = None, kv_length: int = 0, q_offset: int = 0, kv_offset: int = 0,
                 mask_function: Callable[..., torch.Tensor] = causal_mask_function, attention_mask: torch.Tensor | None = None,
                 local_size: int | None = None, use_vmap: bool = False, cache_position: torch.Tensor | None = None,
@@ -187,7 +202,8 @@ def tandem_mask(batch_size: int, q_length: int | None = None, kv_length: int = 0
         raise unsupported("mask_function", "is the model's or the caller's own: masks are causal, of padding and sliding windows")
     if kv_offset or kv_length != q_offset + q_length:
         raise unsupported("mask_function", f"is over keys {kv_offset} to {kv_offset + kv_length} for queries {q_offset} to "
-                          f"{q_offset + q_length}: queries are the last tokens")
+                          f"{q_offset + q_length}: queries are the last tokens, so a cache that has room for more (a static one) "
+                          "is none for attn_implementation='tandem': pass a TandemCache, or none")
     if mask_function is not causal_mask_function and not _is_causal(mask_function, batch_size, q_length, q_offset, local_size):
         raise unsupported("mask_function", "is not causal: bidirectional, chunked or packed, or of blocks that see each other")
     return attention_mask

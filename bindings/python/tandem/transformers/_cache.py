@@ -1,56 +1,44 @@
 # SPDX-License-Identifier: MIT
 """A Transformers cache that keeps no tensors: a tandem cache, a session, and a sequence for each row of the batch."""
+from __future__ import annotations
+
 import os
-import threading
 from collections.abc import Sequence as Several
 from dataclasses import replace
-from typing import Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
 from .. import _abi
 from .._cache import Cache, Sequence
 from .._engine import Engine
-from .._errors import InvalidStateError, TandemError, invalid, of_type
+from .._errors import InvalidHandleError, InvalidStateError, TandemError, UnsupportedError, invalid
 from .._model import Layer, Model
 from .._options import CacheOptions, SessionOptions, integer, listed
 from .._saving import replaced
 from .._session import Session
 from ._attention import Call, Update, note
+from ._engines import shared_engine, stream_of
 from ._layers import dense_layers_of, layers_of, policies_of, text_config, unsupported, window_of
+from ._options_check import check_options
 from ._pass import Change, Changes, Held, Pass
-from ._refusals import Refusals
+from ._reading import LayersOfCache, Readable
 from ._rows import batch_of, read_rows, tokens_of, view_of
 from ._saving import STORAGE, layers_in, read_held, read_text, write
+from ._untraced import untraced
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack  # of typing from Python 3.11 on; not needed at run time
 
 _STORED = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 _GEOMETRY = ("n_q_heads", "n_kv_heads", "k_head_dim", "v_head_dim", "sm_scale", "soft_cap", "sliding_window_tokens")
-_engines: dict[str | None, Engine] = {}
-_engines_lock = threading.Lock()
-
-
-def _shared_engine(backend: str | None) -> Engine:
-    """One for all caches that were given none: an engine's workers are bound to cores.
-
-    On the CPU its workers sleep as soon as they have nothing to do: PyTorch's threads need the same cores between two layers.
-    On 16 cores that takes 3.6 ms of a token's 37 away, at 256 tokens of context.
-    """
-    with _engines_lock:
-        if backend not in _engines or _engines[backend].closed:
-            _engines[backend] = Engine(backend=backend, spin_ns=0 if backend is None else -1)
-        return _engines[backend]
-
-
-def _stream_of(tensor: torch.Tensor) -> int | None:
-    """The stream that PyTorch works on; None is the legacy default stream, which PyTorch calls 0."""
-    return torch.cuda.current_stream(tensor.device).cuda_stream or None if tensor.is_cuda else None
 
 
 def _state_error(what: str) -> InvalidStateError:
     return InvalidStateError(what, status=_abi.STATUS["INVALID_STATE"])
 
 
-class TandemCache(Refusals):
+class TandemCache(Readable):
     """Keys and values of a batch in Tandem, for models loaded with ``attn_implementation="tandem"``.
 
     Goes where Transformers takes ``past_key_values``. Made empty; the first forward pass says what the model is. A pass that is
@@ -87,21 +75,21 @@ class TandemCache(Refusals):
 
     Raises
     ------
-    TandemError
-        The first forward pass raises what is wrong with the options, as the objects that it makes.
+    TypeError
+        There is no option of such a name; the message names the nearest.
+    InvalidArgumentError
+        A value of the wrong type, out of range, or no name of a policy. What depends on the model is raised by the first forward
+        pass, as by the objects that it makes.
     """
 
     def __init__(self, window: int = -1, *, engine: Engine | None = None, layers: Several[Layer] | None = None,
                  storage: CacheOptions | None = None, dense_layers: Several[int] | None = None,
                  **options: Unpack[SessionOptions]) -> None:
-        super().__init__()
-        if "window_tokens" in options:
-            raise TypeError("window_tokens: TandemCache calls it window")
+        super().__init__(layers=LayersOfCache(self))
+        check_options(engine, layers, storage, options, window)
         if options.get("patterns") is not None and options.get("policy") is None and options.get("layer_policies") is None:
             options["policy"] = "patterns"
         self._options: SessionOptions = {**options, "window_tokens": window}
-        if storage is not None:
-            of_type("storage", storage, dict)
         self._storage: CacheOptions = {} if storage is None else storage
         self._dense_layers = dense_layers_of(dense_layers, options)
         self._given = None if layers is None else list(listed("layers", layers))
@@ -109,14 +97,18 @@ class TandemCache(Refusals):
         self.cache: Cache | None = None
         self.session: Session | None = None
         self._made_for: tuple[Any, bool] = (None, False)  # the model's configuration, and whether tensors are on a GPU
+        self._model_type = ""  # of the model's keys
+        self._is_closed = False
         self._owns = self._owns_session = False  # of those that share cache or session: the one that closes it
         self._held = Held()
         self._changes = Changes()  # of all that share the session
         self._pending: int | None = None  # a layer whose update has not been attended
         self._stored: CacheOptions = {}  # what the cache was made with
+        self._model_name: str | None = None  # of the pass under way, where it was loaded with attention "tandem"
 
     # ---- a forward pass ----
 
+    @untraced
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_args: Any,
                **_kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns the new keys and values as they are; the attention function appends them when it attends.
@@ -126,18 +118,25 @@ class TandemCache(Refusals):
         InvalidStateError
             Keys of the update before were never attended: the model has another attention implementation.
         UnsupportedError
-            The model is being compiled.
+            The model computes its attention itself.
         """
-        if torch.compiler.is_compiling():
-            raise unsupported("compile", "is not possible: a TandemCache is not made of tensors")
+        self._check_open()
         # In a model with another attention the next layer's update follows. The first layer's follows a pass that was broken off,
         # but for a model of one layer, which its last layer's update may have come from.
         if self._pending is not None and not (layer_idx == 0 and self._pending < len(self) - 1):
-            raise _state_error(f"update: keys of layer {self._pending} were not attended by Tandem: load the model with "
-                               "attn_implementation='tandem' (after a pass that was broken off: reset())")
+            self._refuse_update()
         note(Update(self, layer_idx, key_states, value_states))
         self._pending = layer_idx
         return key_states, value_states
+
+    def _refuse_update(self) -> NoReturn:
+        """Refuses a pass whose layers have not attended their keys by Tandem."""
+        keys = f"update: keys of layer {self._pending} were not attended by Tandem"
+        if self._model_name is None:
+            raise _state_error(f"{keys}: load the model with attn_implementation='tandem' (after a pass that was broken off: reset())")
+        raise UnsupportedError(f"{keys}, though {self._model_name} was loaded with attn_implementation='tandem': its attention is code "
+                               "of its own (as BLOOM's, which adds ALiBi), so load it without, and with another cache (after a pass "
+                               "that was broken off: reset())", status=_abi.STATUS["UNSUPPORTED"], field="attn_implementation")
 
     def _make(self, config: Any, call: Call) -> None:
         if self.cache is not None:
@@ -149,9 +148,10 @@ class TandemCache(Refusals):
             raise unsupported("dtype", f"= {call.key.dtype}: keys are f32, f16 or bf16")
         layers = layers_of(config, call) if self._given is None else self._given
         self._make_of(layers, {"k_type": stored, **self._storage}, config, call.key.device.type == "cuda")
+        self._model_type = stored
 
     def _make_of(self, layers: list[Layer], storage: CacheOptions, config: Any, on_device: bool) -> None:
-        engine = self.engine or _shared_engine("cuda" if on_device else None)
+        engine = self.engine or shared_engine("cuda" if on_device else None)
         cache = Cache(engine, Model(layers), **storage)
         # A pass is a step, and between the layers of one on the CPU PyTorch's threads need the cores.
         self._options = {"sleep_between_calls": not on_device, **self._options}
@@ -200,7 +200,8 @@ class TandemCache(Refusals):
         return begun
 
     def _settle(self) -> None:
-        """Takes a pass back that was not finished, of this cache or of one that shares its session."""
+        """Takes a pass back that was not finished, of this cache or of one that shares its session; refuses what is closed."""
+        self._check_open()
         under_way = self._changes.under_way
         if under_way is None:
             return
@@ -216,6 +217,7 @@ class TandemCache(Refusals):
         self._held = Held(done.sequences, [length + n for length, n in zip(lengths, done.rows.q_lens, strict=True)],
                           self._held.columns + done.n_columns, done.rows.mask)
         self._changes.under_way = None
+        self._model_name = None
 
     def _check_layer(self, layer_idx: int, call: Call) -> None:
         """The geometry was made from the configuration and the first layer: this one may be another after all."""
@@ -261,7 +263,7 @@ class TandemCache(Refusals):
         lse = q.new_empty(q.shape[:2], dtype=torch.float32) if has_sinks else None
         self.session.attend(under_way.sequences, view_of("query", q), view_of("key", k), view_of("value", v), layer_idx=layer_idx,
                             q_lens=rows.q_lens, out=view_of("out", o), lse=None if lse is None else view_of("lse", lse),
-                            stream=_stream_of(q))
+                            stream=stream_of(q))
         if call.sinks is not None and lse is not None:  # the state (0, sink), merged: it takes its share of the weight
             o = (o * torch.sigmoid(lse - call.sinks.detach().float())[..., None]).to(q.dtype)
         under_way.n_done += 1
@@ -277,47 +279,43 @@ class TandemCache(Refusals):
         self._settle()
         return list(self._held.sequences)
 
+    @untraced
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Columns of the layer, padding included, of passes that are complete.
 
         A pass is complete when its last layer has been attended. To ask in the middle of a pass for a layer that has been
         attended takes the pass back, as one that was broken off looks the same; its next layer then raises InvalidStateError.
         """
+        self._check_open()
         under_way = self._changes.under_way
         if isinstance(under_way, Pass) and under_way.owner is self and layer_idx < under_way.n_done:
             self._settle()
         return self._held.columns
 
+    @untraced
     def get_mask_sizes(self, query_length: int | torch.Tensor, layer_idx: int) -> tuple[int, int]:
         """All columns, from the first. Transformers before 5.4 gives the positions of the queries, not their number."""
         n_queries = len(query_length) if isinstance(query_length, torch.Tensor) else query_length
         return self.get_seq_length(layer_idx) + n_queries, 0
 
-    def get_max_length(self, layer_idx: int | None = None) -> int:
-        """-1: there is no most."""
-        return -1
-
     def __len__(self) -> int:
         return 0 if self.cache is None else len(self.cache.layers)
 
     def __repr__(self) -> str:
-        return (f"<TandemCache of {len(self)} layers, {len(self._held.sequences)} rows, "
+        return "<TandemCache, closed>" if self.closed else (f"<TandemCache of {len(self)} layers, {len(self._held.sequences)} rows, "
                 f"{self._held.columns} columns>")
 
     @property
     def batch_size(self) -> int:
         """Rows; -1 before the first pass."""
+        self._check_open()
         return len(self._held.sequences) or -1
 
     @property
     def is_initialized(self) -> bool:
         """Whether there are rows."""
+        self._check_open()
         return bool(self._held.sequences)
-
-    @property
-    def is_croppable(self) -> bool:
-        """True."""
-        return True
 
     # ---- changes between passes ----
 
@@ -366,6 +364,7 @@ class TandemCache(Refusals):
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
         """Rows become those at `beam_idx`, by forks, which share pages."""
+        self._check_open()
         if self._held.sequences:
             self._take_rows("beam_idx", beam_idx.tolist())
 
@@ -377,6 +376,7 @@ class TandemCache(Refusals):
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
         """Keep the rows at `indices`."""
+        self._check_open()
         if self._held.sequences:
             indices = indices.cpu()
             if indices.dtype == torch.bool and tuple(indices.shape) != (len(self._held.sequences),):
@@ -404,7 +404,7 @@ class TandemCache(Refusals):
         other = TandemCache(engine=self.engine, layers=self._given, storage=self._storage, **(
             {"sleep_between_calls": self._options["sleep_between_calls"], **options} if options else {}))
         other.cache, other.session, other._changes = self.cache, self.session, self._changes
-        other._made_for, other._stored = self._made_for, self._stored
+        other._made_for, other._stored, other._model_type = self._made_for, self._stored, self._model_type
         if not options:
             other._options, other._dense_layers = self._options, self._dense_layers
         elif self.cache is not None:
@@ -476,6 +476,7 @@ class TandemCache(Refusals):
                     raise invalid("layers", "are not in the file, as they have arrays or projections: give them")
                 made._make_of(known, {**found["storage"], **made._storage}, text_config(model.config),
                               model.device.type == "cuda")
+                made._model_type = _STORED.get(model.dtype, "f32")
                 assert made.cache is not None
                 made._held = read_held(file, made.cache, made.session if learned else None, found, model.device, model_id)
         except BaseException:
@@ -483,24 +484,24 @@ class TandemCache(Refusals):
             raise
         return made
 
-    def __copy__(self) -> "TandemCache":
-        """As :meth:`fork`: a copy that shared the sequences would count tokens that the other one appends, or miss them."""
-        return self.fork()
+    @property
+    def closed(self) -> bool:
+        """Whether this cache, or the one that it is a fork of, has been closed."""
+        return self._is_closed or any(part is not None and part.closed for part in (self.cache, self.session))
 
-    def __deepcopy__(self, _memo: dict[int, Any]) -> "TandemCache":
-        return self.fork()
+    def _check_open(self) -> None:
+        if self.closed:
+            raise InvalidHandleError("past_key_values is a TandemCache that has been closed" + (
+                "" if self._is_closed else ", with the one that it is a fork of"), status=_abi.STATUS["INVALID_HANDLE"],
+                field="past_key_values")
 
     def close(self) -> None:
-        """Give the memory back, that of forks too where this cache is the one that they came from."""
-        self.reset()
+        """Give the memory back, that of forks too where this cache is the one that they came from. It can be used no more."""
+        if not self.closed:
+            self.reset()
+        self._is_closed, self._held = True, Held()
         if self._owns_session and self.session is not None:
             self.session.close()
         if self._owns and self.cache is not None:
             self.cache.close()
         self.cache = self.session = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

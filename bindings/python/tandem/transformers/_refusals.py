@@ -1,32 +1,42 @@
 # SPDX-License-Identifier: MIT
-"""What Transformers may ask of a cache and a TandemCache has not: tensors, and states that are not keys and values."""
-from typing import Any, NoReturn
+"""What Transformers may ask of a cache and a TandemCache has not, or answers alike whatever it holds."""
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from transformers.cache_utils import Cache as HuggingFaceCache
 
 from ._layers import unsupported
 
-
-def _refuse_states() -> NoReturn:
-    raise unsupported("layers", "of a TandemCache have no tensors: keys and values are in Tandem, and a model that has other states "
-                      "(convolution, recurrence, index keys, cross attention) needs another cache")
-
-
-class _NoLayers(list[Any]):
-    """The `layers` of a Transformers cache: there are none, and a model that takes one is told why."""
-
-    def __getitem__(self, index: Any) -> NoReturn:
-        _refuse_states()
+if TYPE_CHECKING:
+    from typing_extensions import Self  # of typing from Python 3.11 on; not needed at run time
 
 
 class Refusals(HuggingFaceCache):  # type: ignore[misc]
-    """The part of a cache's interface that a TandemCache refuses, or answers with no."""
+    """The part of a cache's interface that a TandemCache refuses, or answers alike; copies, and `with`."""
 
-    def __init__(self) -> None:
-        super().__init__(layers=_NoLayers())
+    fork: Callable[..., Any]
+    close: Callable[[], None]
+    _check_open: Callable[[], None]
+
+    def __copy__(self) -> Any:
+        """As :meth:`fork`: a copy that shared the sequences would count tokens that the other one appends, or miss them."""
+        return self.fork()
+
+    def __deepcopy__(self, _memo: dict[int, Any]) -> Any:
+        return self.fork()
+
+    def __enter__(self) -> Self:
+        self._check_open()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def _no_states(self, *_args: Any, **_kwargs: Any) -> NoReturn:
-        _refuse_states()
+        raise unsupported("layers", "of a TandemCache have keys and values alone: a model that has other states (convolution, "
+                          "recurrence, index keys, cross attention) needs another cache")
 
     get_conv_state = update_conv_state = get_recurrent_state = update_recurrent_state = update_indexer = _no_states
 
@@ -49,6 +59,15 @@ class Refusals(HuggingFaceCache):  # type: ignore[misc]
 
     def early_initialization(self, *_args: Any, **_kwargs: Any) -> NoReturn:
         raise unsupported("early_initialization", "is not for a TandemCache: the first forward pass says what the model is")
+
+    def get_max_length(self, layer_idx: int | None = None) -> int:
+        """-1: there is no most."""
+        return -1
+
+    @property
+    def is_croppable(self) -> bool:
+        """True."""
+        return True
 
     @property
     def is_compileable(self) -> bool:

@@ -11,6 +11,7 @@ import torch
 from .. import _abi
 from .._errors import invalid
 from .._tensor import Tensor, made, packed_view
+from ._layers import unsupported
 
 _CODES = {torch.float32: _abi.DTYPES["f32"], torch.float16: _abi.DTYPES["f16"], torch.bfloat16: _abi.DTYPES["bf16"]}
 
@@ -46,6 +47,9 @@ def read_rows(before: torch.Tensor | None, n_before: int, mask: torch.Tensor | N
         if before is not None:
             raise invalid("attention_mask", "is None, but columns of earlier calls were padding")
         return Rows([n_new] * batch, None, None, False)
+    if mask.ndim == 4:
+        raise unsupported("attention_mask", "has 4 dimensions: masks of queries by keys are not taken; pass one of padding, [batch, "
+                          "columns], or none: queries see keys up to their own, and as far back as the layer's sliding window")
     if mask.ndim != 2:
         raise invalid("attention_mask", f"has {mask.ndim} dimensions: a mask of padding has two, [batch, columns]")
     if tuple(mask.shape) != (batch, n_before + n_new):

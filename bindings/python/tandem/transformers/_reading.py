@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: MIT
+"""Keys and values of a TandemCache as tensors, for code that looks at them: tools of interpretability, of compression, tests.
+
+Transformers' caches are lists of layers with tensors `keys` and `values`. A TandemCache has none of these; a layer of it is made
+when it is asked for, and its tensors are copies that are read back from the host store.
+"""
+import weakref
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+
+from .._errors import invalid
+from .._options import integer
+from ._layers import unsupported
+from ._refusals import Refusals
+
+if TYPE_CHECKING:
+    from ._cache import TandemCache
+
+_READ_AS = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+
+
+class LayerOfCache:
+    """What Transformers asks a layer of a cache, as far as it is about keys and values; each access reads them anew."""
+
+    is_sliding = is_compileable = False
+    is_croppable = True
+
+    def __init__(self, cache: "TandemCache", layer_idx: int) -> None:
+        self._cache, self._layer_idx = cache, layer_idx
+
+    @property
+    def keys(self) -> torch.Tensor:
+        """As :meth:`TandemCache.keys`."""
+        return self._cache.keys(self._layer_idx)
+
+    @property
+    def values(self) -> torch.Tensor:
+        """As :meth:`TandemCache.values`."""
+        return self._cache.values(self._layer_idx)
+
+    @property
+    def is_initialized(self) -> bool:
+        return self._cache.is_initialized
+
+    def get_seq_length(self) -> int:
+        """Columns, padding included."""
+        return self._cache.get_seq_length(self._layer_idx)
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"a layer of a TandemCache has no {name!r}: it has keys and values alone, and the cache changes it")
+
+    def __repr__(self) -> str:
+        return f"<layer {self._layer_idx} of {self._cache!r}>"
+
+
+class LayersOfCache(list[Any]):
+    """The `layers` of a TandemCache, made as they are asked for. They go with the cache, which they do not keep alive."""
+
+    def __init__(self, cache: "TandemCache") -> None:
+        super().__init__()
+        self._cache = weakref.ref(cache)
+
+    def __len__(self) -> int:
+        cache = self._cache()
+        return 0 if cache is None else len(cache)
+
+    def __bool__(self) -> bool:
+        return len(self) > 0
+
+    def __getitem__(self, index: Any) -> Any:
+        cache = self._cache()
+        if cache is not None:
+            cache._check_open()
+        if cache is None or not len(cache):
+            raise unsupported("layers", "of a TandemCache are there once a pass has said how many, and have keys and values alone: a model "
+                              "that has other states (convolution, recurrence, index keys, cross attention) needs another cache")
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(cache)))]
+        at = integer("layers", index)
+        if not -len(cache) <= at < len(cache):
+            raise IndexError(f"layers[{at}]: the cache has {len(cache)} layers")
+        return LayerOfCache(cache, at % len(cache))
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[i] for i in range(len(self)))
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} layers of a TandemCache>"
+
+    def __reduce__(self) -> Any:
+        raise TypeError("layers of a TandemCache can be neither copied nor pickled")
+
+
+def read_states(cache: "TandemCache", layer_idx: int, of_values: bool) -> torch.Tensor:
+    """[batch, n_kv_heads, n_columns, head_dim] of one layer, 0 at padding, in host memory.
+
+    Raises
+    ------
+    InvalidArgumentError
+        There is no such layer.
+    """
+    sequences, mask = cache.sequences, cache._held.mask
+    store = cache.cache
+    if store is None or not 0 <= integer("layer_idx", layer_idx, 32) < len(store.layers):
+        raise invalid("layer_idx", f"= {layer_idx}, the cache has {len(cache)} layers" + ("" if store else ", as no pass has been"))
+    layer = store.layers[layer_idx]
+    dim, dtype = layer.v_dim if of_values else layer.k_head_dim, _READ_AS[cache._model_type]
+    states = torch.zeros((len(sequences), cache._held.columns, layer.n_kv_heads, dim), dtype=dtype)
+    for row, (sequence, n) in enumerate(zip(sequences, cache._held.lengths, strict=True)):
+        tokens = states[row] if mask is None else torch.empty((n, layer.n_kv_heads, dim), dtype=dtype)
+        if n:
+            sequence.read(layer_idx=layer_idx, **{"v" if of_values else "k": tokens})
+        if mask is not None:
+            states[row, mask[row].cpu()] = tokens
+    return states.transpose(1, 2)
+
+
+class Readable(Refusals):
+    """A cache whose keys and values can be read."""
+
+    def keys(self, layer_idx: int) -> torch.Tensor:
+        """Keys of a layer, [batch, n_kv_heads, columns, head_dim]: a copy in host memory, in the model's type, 0 at padding.
+
+        They are as the model gave them to its attention, rounded to the storage type. ``past.layers[layer_idx].keys`` is the same.
+        To ask in the middle of a pass takes the pass back, as :meth:`TandemCache.get_seq_length`.
+        """
+        return read_states(cast("TandemCache", self), layer_idx, of_values=False)
+
+    def values(self, layer_idx: int) -> torch.Tensor:
+        """Values of a layer, as :meth:`keys`."""
+        return read_states(cast("TandemCache", self), layer_idx, of_values=True)
