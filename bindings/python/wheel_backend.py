@@ -4,6 +4,7 @@
 pip install .                                          libtandem is looked for at run time (tandem/_library.py)
 pip install . --config-settings library-dir=DIR        DIR/libtandem.so.0 and DIR/tandem/libtandem-*.so go into the wheel, whose
                                                        tag then names this platform; what they load in turn does not
+                                                       (build_wheel.sh brings that in). licenses-dir=DIR: files of their licences
 pip install -e .                                       the package where it is, for who changes it
 """
 import ast
@@ -53,6 +54,10 @@ def _metadata(project: dict[str, Any]) -> str:
     return "\n".join(lines + ["Description-Content-Type: text/markdown", "", (HERE / project["readme"]).read_text()])
 
 
+def _info(project: dict[str, Any]) -> str:
+    return f"{project['name']}-{project['version']}.dist-info"
+
+
 def _library_files(settings: Settings) -> dict[str, bytes]:
     folder = (settings or {}).get("library-dir")
     if not folder:
@@ -62,6 +67,8 @@ def _library_files(settings: Settings) -> dict[str, bytes]:
     if not library.is_file():
         raise FileNotFoundError(f"library-dir: {library} is not there")
     files = {f"tandem/lib/{SONAME}": library.read_bytes()}
+    for text in sorted(pathlib.Path(settings["licenses-dir"]).iterdir()) if settings and "licenses-dir" in settings else ():
+        files[f"{_info(_project())}/licenses/{text.name}"] = text.read_bytes()
     for module in sorted((folder / "tandem").glob("libtandem-*.so")):
         files[f"tandem/lib/tandem/{module.name}"] = module.read_bytes()
     return files
@@ -84,7 +91,7 @@ def _write_wheel(wheel_directory: str, contents: dict[str, bytes], is_pure: bool
     project = _project()
     platform = "any" if is_pure else sysconfig.get_platform().replace("-", "_").replace(".", "_")
     tag = f"py3-none-{platform}"
-    info = f"{project['name']}-{project['version']}.dist-info"
+    info = _info(project)
     wheel = f"Wheel-Version: 1.0\nGenerator: tandem\nRoot-Is-Purelib: {'true' if is_pure else 'false'}\nTag: {tag}\n"
     files = {**contents, f"{info}/METADATA": _metadata(project).encode(), f"{info}/WHEEL": wheel.encode()}
     files |= {f"{info}/licenses/{name}": (HERE / name).read_bytes() for name in project["license-files"]}

@@ -118,6 +118,15 @@ def imported(folder, **environment):
 
 
 @pytest.mark.skipif(not LIBRARY.is_absolute(), reason="the library was found by the dynamic linker")
+def test_licences_of_carried_libraries(backend, tmp_path):
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts/libhwloc15.txt").write_text("BSD")
+    name = backend.build_wheel(str(tmp_path), {"library-dir": str(LIBRARY.parent), "licenses-dir": str(tmp_path / "texts")})
+    files = names(tmp_path / name)
+    assert files["tandem-0.2.0.dist-info/licenses/libhwloc15.txt"] == b"BSD" and "tandem/lib/libtandem.so.0" in files
+
+
+@pytest.mark.skipif(not LIBRARY.is_absolute(), reason="the library was found by the dynamic linker")
 def test_library_is_found_in_order(backend, tmp_path):
     name = backend.build_wheel(str(tmp_path), {"library-dir": str(LIBRARY.parent)})
     assert "any" not in name and "linux" in name
