@@ -98,10 +98,22 @@ Status read_layer(const Json& layer, std::vector<tandem_head_pattern>* heads) {
   return {};
 }
 
-// Of equal names in an object the parser keeps the last, so they are looked for while it reads.
+struct TooMany {};  // thrown out of the parser
+
+// Of equal names in an object the parser keeps the last, so they are looked for while it reads. Its time grows with the
+// square of a list's length, so that no list may be longer than any model has layers or heads.
 class NamesSeen {
  public:
+  static constexpr int64_t kMostMembers = 4096;
+
   void note(int depth, Json::parse_event_t event, const Json& value) {
+    const bool begins = event == Json::parse_event_t::object_start || event == Json::parse_event_t::array_start;
+    if (begins || event == Json::parse_event_t::value) {
+      const auto level = static_cast<size_t>(depth);
+      if (n_members_.size() < level + 2) n_members_.resize(level + 2);
+      if (++n_members_[level] > kMostMembers) throw TooMany();
+      if (begins) n_members_[level + 1] = 0;
+    }
     if (event == Json::parse_event_t::object_start) {
       names_.clear();
       n_layers_ += depth == 1;
@@ -112,7 +124,8 @@ class NamesSeen {
   Status take() { return std::move(twice_); }
 
  private:
-  std::set<std::string> names_;  // of the present object
+  std::vector<int64_t> n_members_;  // so far, of the present list or object at each depth
+  std::set<std::string> names_;     // of the present object
   int64_t n_layers_ = 0;
   Status twice_;
 };
@@ -129,6 +142,8 @@ Status parse_json(const std::string& text, Json* json) {
     const auto line_start = std::find(std::make_reverse_iterator(text.begin() + at), text.rend(), '\n').base();
     return refuse("line " + std::to_string(1 + std::count(text.begin(), text.begin() + at, '\n')) + ", column " +
                   std::to_string(1 + (text.begin() + at - line_start)) + ": this is not JSON");
+  } catch (const TooMany&) {
+    return refuse("a list or an object has more than " + std::to_string(NamesSeen::kMostMembers) + " members");
   } catch (const Json::exception&) {
     return refuse("a number is out of the range of floating point");
   }

@@ -165,6 +165,10 @@ void bad_sizes_are_refused(void**) {
   for (int i = 0; i < 200000; ++i) deep += '[';
   for (int i = 0; i < 200000; ++i) deep += ']';
   expect_refused({{(deep + "}]").c_str(), "layer 0: head 0: [...] is not a list of a kind"}});
+  std::string many = "[{}", long_list = "[{\"0\": [[\"full\"]";  // the parser would take minutes
+  for (int i = 0; i < 1000000; ++i) many += ",{}", long_list += ",[]";
+  expect_refused({{(many + "]").c_str(), "a list or an object has more than 4096 members"},
+                  {(long_list + "]}]").c_str(), "a list or an object has more than 4096 members"}});
 }
 
 void bad_gates_are_refused(void**) {
