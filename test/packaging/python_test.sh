@@ -44,6 +44,7 @@ the_installed_one() { "$python" -P -c 'import sys, tandem; sys.exit(not tandem._
 step 'the installed package' the_installed_one
 "$python" -P -m pytest -q -p no:cacheprovider -rs || fail 'pytest'
 step 'the reference of pruning' "$python" -P -m pytest -q -p no:cacheprovider ../../test/reference
+step 'docs/support.md' env PYTHONDONTWRITEBYTECODE=1 "TANDEM_LIB_DIR=$build" "$python" "$source/tools/support/make.py" --check
 step 'what a call costs' "$python" ../../test/bindings/python/overhead_bench.py
 "$python" -m mypy --version >/dev/null 2>&1 ||
   timeout 40 "$python" -m pip install --quiet --retries 0 --timeout 10 mypy >/dev/null 2>&1
