@@ -20,6 +20,22 @@ function(tandem_target_defaults target)
   endif()
 endfunction()
 
+# tandem_python_option(NAME "what is made"): an option for files that Python makes. It is ON by default where Python is found and
+# Tandem is the top-level project; where it is ON without Python, configuring fails.
+macro(tandem_python_option name what)
+  find_package(Python3 3.9 COMPONENTS Interpreter QUIET)
+  set(tandem_python_default OFF)
+  if(PROJECT_IS_TOP_LEVEL AND Python3_Interpreter_FOUND)
+    set(tandem_python_default ON)
+  endif()
+  option(${name} "${what}; needs Python 3.9" ${tandem_python_default})
+  if(${name} AND NOT Python3_Interpreter_FOUND)
+    message(FATAL_ERROR "${name}=ON needs Python 3.9 or later, which was not found (Python3_EXECUTABLE names it)")
+  elseif(NOT ${name} AND PROJECT_IS_TOP_LEVEL)
+    message(STATUS "${what}: none (${name}=OFF, the default where Python 3.9 or later is not found)")
+  endif()
+endmacro()
+
 # The programs that are built, by the names that users know.
 function(tandem_program_names out)
   set(names "")

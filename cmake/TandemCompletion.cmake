@@ -1,25 +1,18 @@
 # SPDX-License-Identifier: MIT
 # Completion of command lines for bash, zsh and fish, made by tools/completion/make.py of the help texts of the programs that
 # are built.
-find_package(Python3 3.9 COMPONENTS Interpreter QUIET)
-tandem_program_names(tandem_completed)
-set(tandem_completion_default OFF)
-if(PROJECT_IS_TOP_LEVEL AND Python3_Interpreter_FOUND)
-  set(tandem_completion_default ON)
-endif()
-option(TANDEM_COMPLETION "Shell completion of the programs; needs Python 3.9" ${tandem_completion_default})
-if(NOT TANDEM_COMPLETION OR NOT TARGET tandem-front)
-  if(PROJECT_IS_TOP_LEVEL AND TARGET tandem-front)
-    message(STATUS "Shell completion: none (TANDEM_COMPLETION=OFF, the default where Python 3.9 or later is not found)")
-  endif()
+if(NOT TARGET tandem-front)
   return()
 endif()
-if(NOT Python3_Interpreter_FOUND)
-  message(FATAL_ERROR "TANDEM_COMPLETION=ON needs Python 3.9 or later, which was not found (Python3_EXECUTABLE names it)")
+tandem_python_option(TANDEM_COMPLETION "Shell completion of the programs")
+if(NOT TANDEM_COMPLETION)
+  return()
 endif()
 message(STATUS "Shell completion: bash, zsh and fish, installed into ${CMAKE_INSTALL_DATADIR}")
 
-file(GLOB tandem_completion_sources ${PROJECT_SOURCE_DIR}/docs/man/help/*.txt ${PROJECT_SOURCE_DIR}/tools/completion/*.py)
+file(GLOB tandem_completion_sources ${PROJECT_SOURCE_DIR}/docs/man/help/*.txt ${PROJECT_SOURCE_DIR}/tools/completion/*.py
+     ${PROJECT_SOURCE_DIR}/tools/man/made_files.py)
+tandem_program_names(tandem_completed)
 list(JOIN tandem_completed "," tandem_completed)
 set(tandem_completion_dir ${CMAKE_CURRENT_BINARY_DIR}/completion)
 add_custom_command(OUTPUT ${tandem_completion_dir}/made

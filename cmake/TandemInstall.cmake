@@ -43,15 +43,20 @@ if(TARGET tandem-demo)
           DESTINATION ${CMAKE_INSTALL_DATADIR}/tandem/models/pico COMPONENT tools)
   install(FILES ${examples_dir}/data/haystack.txt DESTINATION ${CMAKE_INSTALL_DATADIR}/tandem/data COMPONENT tools)
 endif()
-# Folders as in the source tree: pages link to each other.
-install(FILES ${PROJECT_SOURCE_DIR}/LICENSE ${PROJECT_SOURCE_DIR}/README.md ${PROJECT_SOURCE_DIR}/CHANGELOG.md
-              ${PROJECT_SOURCE_DIR}/CONTRIBUTING.md ${PROJECT_SOURCE_DIR}/SECURITY.md
-        DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT doc)
+# Folders as in the source tree: pages link to each other. Of links to files that are not installed beside them, to headers, say,
+# the installed pages have the text alone.
+install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT doc)
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/docs DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT doc
-        FILES_MATCHING PATTERN "*.md" PATTERN "*.svg" PATTERN man EXCLUDE)
-foreach(folder bindings/python bindings/rust bindings/go bindings/ggml lib/routes examples/models/pico)
-  install(FILES ${PROJECT_SOURCE_DIR}/${folder}/README.md DESTINATION ${CMAKE_INSTALL_DOCDIR}/${folder} COMPONENT doc)
+        FILES_MATCHING PATTERN "*.svg" PATTERN man EXCLUDE)
+file(GLOB tandem_pages RELATIVE ${PROJECT_SOURCE_DIR} CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/docs/*.md)
+foreach(page ${tandem_pages} README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md bindings/python/README.md bindings/rust/README.md
+             bindings/go/README.md bindings/ggml/README.md lib/routes/README.md examples/models/pico/README.md)
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/${page})
+  file(READ ${PROJECT_SOURCE_DIR}/${page} text)
+  string(REGEX REPLACE "\\[([^]]*)\\]\\(([./]*(include|lib/tables|lib/policy|test|tools)|man)/[^)]*\\)" "\\1" text "${text}")
+  file(WRITE ${CMAKE_CURRENT_BINARY_DIR}/installed/${page} "${text}")
 endforeach()
+install(DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}/installed/ DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT doc)
 install(FILES ${examples_dir}/attend_tensors.c ${examples_dir}/decode.c ${examples_dir}/openmp.c ${examples_dir}/selection.c
               ${examples_dir}/smallest.c ${examples_dir}/smallest.py
         DESTINATION ${CMAKE_INSTALL_DOCDIR}/examples COMPONENT doc)

@@ -1,20 +1,9 @@
 # SPDX-License-Identifier: MIT
 # The manual: pages for man(1) and the same as HTML, made by tools/man/make.py of the headers' comments, the help texts of
 # the programs that are built, and docs/man.
-find_package(Python3 3.9 COMPONENTS Interpreter QUIET)
-set(tandem_man_default OFF)
-if(PROJECT_IS_TOP_LEVEL AND Python3_Interpreter_FOUND)
-  set(tandem_man_default ON)
-endif()
-option(TANDEM_MAN "Man pages, and the same as HTML; needs Python 3.9" ${tandem_man_default})
+tandem_python_option(TANDEM_MAN "Man pages, and the same as HTML")
 if(NOT TANDEM_MAN)
-  if(PROJECT_IS_TOP_LEVEL)
-    message(STATUS "Man pages: none (TANDEM_MAN=OFF, the default where Python 3.9 or later is not found)")
-  endif()
   return()
-endif()
-if(NOT Python3_Interpreter_FOUND)
-  message(FATAL_ERROR "TANDEM_MAN=ON needs Python 3.9 or later, which was not found (Python3_EXECUTABLE names it)")
 endif()
 message(STATUS "Man pages: made by Python ${Python3_VERSION}, installed into ${CMAKE_INSTALL_MANDIR}; as HTML into "
                "${CMAKE_INSTALL_DOCDIR}/html")

@@ -16,6 +16,8 @@ struct [[nodiscard]] Failure {
   std::string message;
   bool is_usage = false, is_interruption = false;
   explicit operator bool() const { return !message.empty(); }
+  // False after an interruption too, which the caller handles: figures so far are still shown.
+  bool is_error() const { return *this && !is_interruption; }
 };
 
 inline Failure as_usage(Failure failure) {

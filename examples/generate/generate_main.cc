@@ -259,7 +259,7 @@ Failure serve(Request* request) {
   } else {
     stopped = score_text(&runtime, &context, slice, &outcome);
   }
-  if (stopped && !stopped.is_interruption) return stopped;
+  if (stopped.is_error()) return stopped;
   DeviceMemoryReport device;
   GENERATE_TRY(runtime.device_memory(request->policy, context.n_tokens, &device));
   if (request->json) {

@@ -81,7 +81,7 @@ Failure continue_text(Runtime* runtime, Context* context, const SamplingOptions&
     outcome->answer.push_back(token);
     if (options.on_token) GENERATE_TRY(options.on_token(token));
     if (i + 1 < options.n_predict) stopped = runtime->step_byte(context, token);
-    if (stopped && !stopped.is_interruption) return stopped;
+    if (stopped.is_error()) return stopped;
     bar.show(i + 1);
   }
   GENERATE_TRY(meter.finish(*context, &outcome->decode));
@@ -95,7 +95,7 @@ Failure generate_text(Runtime* runtime, Context* context, std::string_view promp
   AppendOptions append;
   append.label = "prefill";
   const Failure stopped = runtime->append(context, prompt, append);
-  if (stopped && !stopped.is_interruption) return stopped;
+  if (stopped.is_error()) return stopped;
   GENERATE_TRY(meter.finish(*context, &outcome->prefill));
   return stopped ? stopped : continue_text(runtime, context, options, outcome);
 }
@@ -116,7 +116,7 @@ Failure score_text(Runtime* runtime, Context* context, std::string_view text, Ou
   };
   const WorkMeter meter(*context);
   const Failure stopped = runtime->append(context, text.substr(0, n_context), append);
-  if (stopped && !stopped.is_interruption) return stopped;
+  if (stopped.is_error()) return stopped;
   GENERATE_TRY(meter.finish(*context, &outcome->prefill));
   GENERATE_TRY(check_bits(*runtime, *context, bits));
   if (outcome->n_scored > 0) outcome->bits_per_byte = bits / static_cast<double>(outcome->n_scored);
@@ -130,14 +130,14 @@ Failure score_decode(Runtime* runtime, Context* context, std::string_view text, 
   append.label = "prefill";
   const WorkMeter prefill_meter(*context);
   Failure stopped = runtime->append(context, text.substr(0, n_prefill), append);
-  if (stopped && !stopped.is_interruption) return stopped;
+  if (stopped.is_error()) return stopped;
   GENERATE_TRY(prefill_meter.finish(*context, &outcome->prefill));
   double bits = 0;
   ProgressBar bar("decode", n_decode, "tokens");
   const WorkMeter decode_meter(*context);
   for (int64_t i = n_prefill; i < n_prefill + n_decode && !stopped; ++i) {
     stopped = runtime->step_byte(context, text[i]);
-    if (stopped && !stopped.is_interruption) return stopped;
+    if (stopped.is_error()) return stopped;
     if (stopped) break;
     bits += bits_of(runtime->last_logits(), vocab_size, static_cast<uint8_t>(text[i + 1]));
     bar.show(++outcome->n_scored);

@@ -7,11 +7,12 @@
  * taken in blocks of TANDEM_PATTERN_BLOCK, and these in chunks of TANDEM_PATTERN_CHUNK, both
  * counted from the sequence's first query in the call. All queries of a block attend the same keys
  * of a query head, but none behind its own token: the union of what the head's patterns name. Keys
- * are named in units of TANDEM_PATTERN_UNIT tokens, which begin at multiples of that. The tokens
- * from a block's first query on are always named.
+ * are named in units of TANDEM_PATTERN_UNIT tokens, which begin at multiples of that, so that 13
+ * sinks are 16. Windows alone begin at their exact token. The tokens from a block's first query on
+ * are always named.
  *
- *   A_SHAPE         the first sink_tokens tokens, and the window, which begins window_tokens - 1
- *                   tokens before the block's first query
+ *   A_SHAPE         the first sink_tokens tokens, rounded up to units, and the window, which begins
+ *                   window_tokens - 1 tokens before the block's first query
  *   VERTICAL_SLASH  columns and diagonals, chosen for each chunk by the attention weights of its
  *                   last 64 queries. A column is a token: the vertical_tokens with the largest sums
  *                   of weights are named. A diagonal is a distance between query and key. Diagonals
@@ -26,15 +27,16 @@
  * Of equal sums the lower token, band or block is named. (MInference, arXiv 2407.02490, names these
  * patterns; FlexAttn unites several for one head.)
  *
- * In calls with one query of a sequence, and of guesses (SPECULATIVE), KV heads whose query heads
- * all have the pattern A_SHAPE and no other attend their sinks and windows, the longest of the
- * group's; other KV heads attend all keys. Layers with a sliding window attend their whole window.
- * Trees of speculative tokens are UNSUPPORTED (parent_idx). On device tensors so are guesses and
- * learned sinks (flags, q.device_type); a chunk may have fewer blocks there (append_tokens), and
- * keys that a head has chosen are not told (tandem_session_selection()). An append whose session's
- * window lacks keys brings those of its layer to the device, into memory that the session keeps for
- * two layers; in decode calls the CPU attends them. Where the library rotates keys, and in calls of
- * several queries without new tokens, the window has to have all keys (CAPACITY, window_tokens). */
+ * In calls with one query of a sequence, and of guesses (SPECULATIVE), a KV head whose query heads
+ * all have the pattern A_SHAPE and no other attends the most sinks, rounded up to units, and the
+ * longest window that any of these query heads has; other KV heads attend all keys. Layers with a
+ * sliding window attend their whole window. Trees of speculative tokens are UNSUPPORTED
+ * (parent_idx). On device tensors so are guesses and learned sinks (flags, q.device_type); a chunk
+ * may have fewer blocks there (append_tokens), and tandem_session_selection() does not tell which
+ * keys a head has chosen. An append whose session's window lacks keys brings those of its layer to
+ * the device, into memory that the session keeps for two layers; in decode calls the CPU attends
+ * them. Where the library rotates keys, and in calls of several queries without new tokens, the
+ * window has to have all keys (CAPACITY, window_tokens). */
 #ifndef TANDEM_PATTERNS_H_
 #define TANDEM_PATTERNS_H_
 
@@ -105,14 +107,18 @@ TANDEM_API void tandem_pattern_file_options_init(tandem_pattern_file_options *op
  * Every layer has as many heads. Files are of two forms:
  *
  *   JSON    as MInference publishes them: a list of layers, each an object from the number of a
- *           query head to [kind, size, size, score]; kinds are "vertical_and_slash" (vertical,
- *           slash), "stream_llm" (sinks, window), "block_sparse" (blocks of 64 tokens, one size
- *           that is not read), "full". Beside these a head may have a list of several such lists,
- *           whose patterns are united. The score is not read, and may be left out
+ *           query head to one of these lists, or to a list of several, whose patterns are united:
+ *             ["vertical_and_slash", vertical_tokens, slash_tokens, score]    VERTICAL_SLASH
+ *             ["stream_llm", sink_tokens, window_tokens, score]               A_SHAPE
+ *             ["block_sparse", n_blocks, a number that is not read, score]    BLOCK_SPARSE
+ *             ["full"]                                                        FULL
+ *           The score is not read, and may be left out
  *   gates   as DuoAttention publishes them: a line of numbers for each layer, one for each KV head,
  *           with tabs or spaces between them. Heads whose gate is at least the threshold are FULL,
  *           the others A_SHAPE
  *
+ * A file has at most 64 MiB; JSON has at most 4,096 layers and as many heads a layer, a file of
+ * gates 2^24 heads in all.
  * options: NULL for the defaults. Errors: IO (path: it cannot be opened or read), INVALID_ARGUMENT
  * (path: the line or the layer and head that is wrong; a member of options). */
 TANDEM_API int32_t tandem_patterns_read(tandem_head_pattern *heads, int64_t capacity,

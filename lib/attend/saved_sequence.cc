@@ -175,7 +175,8 @@ class Loading {
     for (size_t i = 0; i < positions.size(); ++i)
       if (positions[i] < 0 || (i > 0 && positions[i] <= positions[i - 1]) || positions[i] == INT32_MAX)
         return reader->corrupt("position " + std::to_string(positions[i]) + " of token " + std::to_string(i) +
-                               " does not follow the one before");
+                               (i == 0 ? " is not from 0 to 2^31 - 2"
+                                       : " is not from 1 + " + std::to_string(positions[i - 1]) + " to 2^31 - 2"));
     return reader->end();
   }
 
@@ -206,10 +207,12 @@ class Loading {
       SavedSection section{SavedKind::kBlob, -1, -1};
       TANDEM_TRY(reader->begin(&section));
       int64_t name_bytes = 0;
-      if (section.bytes < 8) return reader->corrupt("it has no name");
+      if (section.bytes < 8)
+        return reader->corrupt("it has " + std::to_string(section.bytes) + " bytes, too few for the length of its name");
       TANDEM_TRY(reader->take(&name_bytes, sizeof name_bytes));
       if (name_bytes < 1 || name_bytes > kMostBlobName || name_bytes > reader->left())
-        return reader->corrupt("its name has " + std::to_string(name_bytes) + " bytes");
+        return reader->corrupt("its name has " + std::to_string(name_bytes) + " bytes, not from 1 to " +
+                               std::to_string(std::min(kMostBlobName, reader->left())));
       Blob blob;
       blob.name.resize(static_cast<size_t>(name_bytes));
       TANDEM_TRY(reader->take(blob.name.data(), name_bytes));

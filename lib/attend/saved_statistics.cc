@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <mutex>
 #include <shared_mutex>
 
 namespace tandem {
@@ -16,7 +15,7 @@ class Measurer final : public StateVisitor {
     n_bytes += n;
     return {};
   }
-  Status corrupt(const char*) const override { return {}; }
+  Status corrupt(const std::string&) const override { return {}; }
   int64_t n_bytes = 0;
 };
 
@@ -24,7 +23,7 @@ class Saver final : public StateVisitor {
  public:
   explicit Saver(SavedWriter& writer) : StateVisitor(false), writer_(writer) {}
   Status bytes(void* data, int64_t n) override { return writer_.put(data, n); }
-  Status corrupt(const char*) const override { return {}; }
+  Status corrupt(const std::string&) const override { return {}; }
 
  private:
   SavedWriter& writer_;
@@ -37,7 +36,7 @@ class Loader final : public StateVisitor {
     if (n > reader_.left()) return reader_.corrupt("it ends within what a policy has saved");
     return reader_.take(data, n);
   }
-  Status corrupt(const char* what) const override { return reader_.corrupt(what); }
+  Status corrupt(const std::string& what) const override { return reader_.corrupt(what); }
 
  private:
   SavedReader& reader_;
@@ -55,7 +54,7 @@ Status visit_layer(const SessionCore& core, size_t l, const Sequence& sequence, 
                 "session: layer %zu has policy \"%s\", the session that was saved \"%s\"", l, name, saved);
   }
   const int64_t length = sequence.lengths[l];
-  TANDEM_TRY(visitor.number(&state.window_begin, 0, length, "the window begins behind the last token"));
+  TANDEM_TRY(visitor.number(&state.window_begin, 0, length, "window_begin"));
   TANDEM_TRY(state.selection->visit(visitor, sequence, state.window_begin));
   // A longer window has tokens that were outside: they are not among the selected ones any more. A shorter one gives up its
   // oldest tokens in the next call.

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: MIT
 #include "lib/patterns/pattern_file.h"
 
+#include <fcntl.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -26,10 +28,16 @@ constexpr int64_t kMostGroupSize = 4096;
 constexpr size_t kMostHeads = size_t{1} << 24;
 constexpr int64_t kSinkTokens = 128, kWindowTokens = 256;  // defaults of options
 
-Status check_option(const char* field, int64_t value, int64_t low, int64_t high) {
-  if (value >= low && value <= high) return {};
-  return fail(kInvalid, field, "%s = %lld is not from %lld to %lld", field, static_cast<long long>(value),
-              static_cast<long long>(low), static_cast<long long>(high));
+struct Option {
+  const char* field;
+  int64_t fallback, low, high;  // the value that stands for the default, and the range of all others
+};
+
+Status check_option(const Option& option, int64_t value) {
+  if (value == option.fallback || (value >= option.low && value <= option.high)) return {};
+  return fail(kInvalid, option.field, "%s = %lld is neither %lld, the default, nor from %lld to %lld", option.field,
+              static_cast<long long>(value), static_cast<long long>(option.fallback), static_cast<long long>(option.low),
+              static_cast<long long>(option.high));
 }
 
 bool is_blank(char c) { return c == ' ' || c == '\t' || c == '\r' || c == '\n'; }
@@ -47,13 +55,15 @@ Status parse_gate(std::string_view word, size_t n_line, Gates* gates) {
   constexpr size_t kMostShown = 40;
   double gate = 0.0;
   const char* const end = word.data() + word.size();
-  const auto [stop, error] = std::from_chars(word.data(), end, gate);
+  const bool has_plus = word.size() > 1 && word[0] == '+' && word[1] != '-';  // from_chars() knows no plus
+  const auto [stop, error] = std::from_chars(word.data() + (has_plus ? 1 : 0), end, gate);
   if (error == std::errc() && stop == end && std::isfinite(gate)) {
     gates->push_back(gate);
     return {};
   }
-  return fail(kInvalid, "path", "line %zu: %s is not a finite number", n_line,
-              json_string(word.substr(0, kMostShown)).c_str());
+  const bool is_out_of_range = error == std::errc::result_out_of_range && stop == end;
+  return fail(kInvalid, "path", "line %zu: %s is %s", n_line, json_string(word.substr(0, kMostShown)).c_str(),
+              is_out_of_range ? "out of the range of floating point" : "not a finite number");
 }
 
 Status parse_line(std::string_view line, size_t n_line, Gates* gates) {
@@ -120,12 +130,17 @@ Status refuse_file(int error) {
 }
 
 Status read_text(const char* path, std::string* text) {
+  const int descriptor = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // does not wait for a pipe's writer
+  if (descriptor < 0) return refuse_file(errno);
+  const std::unique_ptr<std::FILE, Close> file(fdopen(descriptor, "rb"));
+  if (file == nullptr) {
+    const int error = errno;
+    close(descriptor);
+    return refuse_file(error);
+  }
   struct stat about;
-  if (stat(path, &about) != 0) return refuse_file(errno);
-  if (!S_ISREG(about.st_mode))
-    return fail(TANDEM_ERROR_IO, "path", "this is not a regular file");  // a pipe could block open()
-  const std::unique_ptr<std::FILE, Close> file(std::fopen(path, "rbe"));
-  if (file == nullptr) return refuse_file(errno);
+  if (fstat(descriptor, &about) != 0) return refuse_file(errno);
+  if (!S_ISREG(about.st_mode)) return fail(TANDEM_ERROR_IO, "path", "this is not a regular file");
   char part[16384];
   while (const size_t n = std::fread(part, 1, sizeof part, file.get())) {
     text->append(part, n);
@@ -138,16 +153,17 @@ Status read_text(const char* path, std::string* text) {
 
 Status check_pattern_file_options(const tandem_pattern_file_options& options) {
   TANDEM_TRY(check_reserved("reserved", options.reserved));
-  TANDEM_TRY(check_option("group_size", options.group_size, 0, kMostGroupSize));
+  TANDEM_TRY(check_option({"group_size", 0, 1, kMostGroupSize}, options.group_size));
   if (options.threshold != -1.0 && !(options.threshold >= 0.0 && std::isfinite(options.threshold)))
     return fail(kInvalid, "threshold", "threshold = %g is neither -1 nor a finite number from 0 on", options.threshold);
-  TANDEM_TRY(check_option("sink_tokens", options.sink_tokens, -1, INT32_MAX));
-  TANDEM_TRY(check_option("window_tokens", options.window_tokens, -1, INT32_MAX));
-  return options.window_tokens != 0 ? Status() : check_option("window_tokens", 0, 1, INT32_MAX);
+  TANDEM_TRY(check_option({"sink_tokens", -1, 0, INT32_MAX}, options.sink_tokens));
+  return check_option({"window_tokens", -1, 1, INT32_MAX}, options.window_tokens);
 }
 
 Status parse_patterns(const std::string& text, const tandem_pattern_file_options& options, PatternFile* file) {
-  const std::string_view known = without_end(text);
+  constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";  // which some editors write before UTF-8
+  std::string_view known = without_end(text);
+  if (known.starts_with(kByteOrderMark)) known.remove_prefix(kByteOrderMark.size());
   const auto first = std::find_if_not(known.begin(), known.end(), is_blank);
   if (first == known.end()) return fail(kInvalid, "path", "the file is empty");
   if (*first == '[' || *first == '{') return parse_pattern_json(text, &file->heads, &file->n_layers);

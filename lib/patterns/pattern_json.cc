@@ -100,8 +100,9 @@ Status read_layer(const Json& layer, std::vector<tandem_head_pattern>* heads) {
 
 struct TooMany {};  // thrown out of the parser
 
-// Of equal names in an object the parser keeps the last, so they are looked for while it reads. Its time grows with the
-// square of a list's length, so that no list may be longer than any model has layers or heads.
+// Finds names that occur twice in an object while the parser reads: afterwards only the last of them is left. Also limits
+// the members of a list or an object, as the parser's time grows with the square of their number. Published models have less
+// than 200 layers and 200 heads.
 class NamesSeen {
  public:
   static constexpr int64_t kMostMembers = 4096;
@@ -114,19 +115,17 @@ class NamesSeen {
       if (++n_members_[level] > kMostMembers) throw TooMany();
       if (begins) n_members_[level + 1] = 0;
     }
-    if (event == Json::parse_event_t::object_start) {
-      names_.clear();
-      n_layers_ += depth == 1;
+    if (event == Json::parse_event_t::object_start) names_.clear();
+    if (event == Json::parse_event_t::key && !names_.insert(value.get<std::string>()).second && twice_.ok()) {
+      const std::string where = depth > 1 ? "layer " + std::to_string(n_members_[1] - 1) + ": " : "";
+      twice_ = refuse(where + shown(value) + " is there twice");
     }
-    if (event == Json::parse_event_t::key && !names_.insert(value.get<std::string>()).second && twice_.ok())
-      twice_ = refuse("layer " + std::to_string(n_layers_ - 1) + ": " + shown(value) + " is there twice");
   }
   Status take() { return std::move(twice_); }
 
  private:
-  std::vector<int64_t> n_members_;  // so far, of the present list or object at each depth
+  std::vector<int64_t> n_members_;  // members so far of the innermost list or object at each depth
   std::set<std::string> names_;     // of the present object
-  int64_t n_layers_ = 0;
   Status twice_;
 };
 

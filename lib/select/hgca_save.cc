@@ -17,7 +17,7 @@ Status Maw::visit(StateVisitor& visitor, int32_t n_q_heads, int64_t n_tokens) co
 Status HeadSelection::visit(StateVisitor& visitor, int64_t sink_len, int64_t window_begin) {
   int64_t n = n_tokens;
   auto* idx = token_idx.as<int32_t>();
-  TANDEM_TRY(visitor.number(&n, 0, std::max<int64_t>(0, window_begin - sink_len), "more selected tokens than there are"));
+  TANDEM_TRY(visitor.number(&n, 0, std::max<int64_t>(0, window_begin - sink_len), "n_selected_tokens"));
   TANDEM_TRY(visitor.bytes(idx, n * static_cast<int64_t>(sizeof(int32_t))));
   if (!visitor.is_loading()) return {};
   for (int64_t i = 0, least = sink_len; i < n; least = idx[i++] + int64_t{1})
@@ -28,7 +28,7 @@ Status HeadSelection::visit(StateVisitor& visitor, int64_t sink_len, int64_t win
 
 Status HeldQueries::visit(StateVisitor& visitor, const Layer& layer, int64_t most, int64_t length) {
   int64_t n_saved = n;
-  TANDEM_TRY(visitor.number(&n_saved, 0, length, "more queries to be counted than tokens"));
+  TANDEM_TRY(visitor.number(&n_saved, 0, length, "n_held_queries"));
   if (n_saved > most)
     return fail(TANDEM_ERROR_INVALID_ARGUMENT, "session",
                 "session: by its alpha the last %lld queries count, the file has %lld to be counted",
@@ -36,15 +36,15 @@ Status HeldQueries::visit(StateVisitor& visitor, const Layer& layer, int64_t mos
   if (n_saved == 0) return {};
   if (visitor.is_loading()) reserve(layer, most);
   const int64_t group = layer.group_size, capacity = std::ssize(begin), f32 = sizeof(float);
-  TANDEM_TRY(visitor.number(&n_skipped, 0, INT64_MAX, "a number of older queries below 0"));
-  TANDEM_TRY(visitor.number(&end_token, 0, length, "an end of counting behind the last token"));
+  TANDEM_TRY(visitor.number(&n_skipped, 0, INT64_MAX, "n_skipped_queries"));
+  TANDEM_TRY(visitor.number(&end_token, 0, length, "end_of_counting"));
   for (int64_t h = 0; h < layer.n_kv_heads; ++h) {
     TANDEM_TRY(visitor.bytes(q.data() + h * capacity * group * layer.k_head_dim, n_saved * group * layer.k_head_dim * f32));
     TANDEM_TRY(visitor.bytes(lse.data() + h * capacity * group, n_saved * group * f32));
   }
   for (int64_t i = 0; i < n_saved; ++i) {
-    TANDEM_TRY(visitor.number(&end[static_cast<size_t>(i)], 0, length, "a query behind the last token"));
-    TANDEM_TRY(visitor.number(&begin[static_cast<size_t>(i)], 0, end[static_cast<size_t>(i)], "a query that sees no key"));
+    TANDEM_TRY(visitor.number(&end[static_cast<size_t>(i)], 0, length, "end of a held query"));
+    TANDEM_TRY(visitor.number(&begin[static_cast<size_t>(i)], 0, end[static_cast<size_t>(i)], "begin of a held query"));
   }
   n = n_saved;
   return {};
@@ -54,8 +54,8 @@ Status HgcaState::visit(StateVisitor& visitor, const Sequence& sequence, int64_t
   const Layer& layer = hgca.layer();
   const int64_t length = sequence.lengths[static_cast<size_t>(hgca.layer_idx())], sink_len = hgca.options().sink_len;
   TANDEM_TRY(visitor.same("sink_tokens", sink_len));
-  TANDEM_TRY(visitor.flag(&is_unjudged, "is_unjudged is not 0 or 1"));
-  TANDEM_TRY(visitor.flag(&due, "due is not 0 or 1"));
+  TANDEM_TRY(visitor.flag(&is_unjudged, "is_unjudged"));
+  TANDEM_TRY(visitor.flag(&due, "due"));
   TANDEM_TRY(held.visit(visitor, layer, hgca.n_counted(), length));
   TANDEM_TRY(maw.visit(visitor, layer.n_q_heads, length));
   for (HeadSelection& head : heads) TANDEM_TRY(head.visit(visitor, sink_len, window_begin));

@@ -95,22 +95,22 @@ Status HipState::visit(StateVisitor& visitor, const Sequence& sequence, int64_t)
   const int64_t length = sequence.lengths[static_cast<size_t>(hip_.layer_idx())];
   const std::vector<PruningStage>& stages = hip_.pruning().decode.stages;
   TANDEM_TRY(visit_record(visitor));
-  TANDEM_TRY(visitor.flag(&cached_.are_valid, "are_valid is not 0 or 1"));
+  TANDEM_TRY(visitor.flag(&cached_.are_valid, "are_valid"));
   if (!cached_.are_valid) return {};
   const int64_t n_lists = hip_.shares_lists() ? 1 : hip_.layer().n_kv_heads;
   auto n = static_cast<int64_t>(cached_.n);
-  TANDEM_TRY(visitor.number(&n, 0, std::ssize(stages), "more stages than the record has"));
+  TANDEM_TRY(visitor.number(&n, 0, std::ssize(stages), "n_stages"));
   cached_.n = static_cast<size_t>(n);
   for (size_t i = 0; i < cached_.n; ++i) {
     CachedLists::Stage& stage = cached_.stages[i];
     auto place = static_cast<int64_t>(stage.place);
-    TANDEM_TRY(visitor.number(&place, 0, std::ssize(stages) - 1, "a stage that the record does not have"));
+    TANDEM_TRY(visitor.number(&place, 0, std::ssize(stages) - 1, "place of a stage"));
     stage.place = static_cast<size_t>(place);
-    TANDEM_TRY(visitor.number(&stage.ran_at, 0, length - 1, "a stage that ran for a query behind the last token"));
+    TANDEM_TRY(visitor.number(&stage.ran_at, 0, length - 1, "ran_at of a stage"));
     stage.of_list.resize(static_cast<size_t>(n_lists));
     const int64_t n_chunks = length / stages[stage.place].chunk_len + 1;
     for (ChunkList& list : stage.of_list) {
-      TANDEM_TRY(visitor.list(&list, n_chunks, "more chunks than there are"));
+      TANDEM_TRY(visitor.list(&list, n_chunks, "n_chunks of a list"));
       for (size_t c = 0; visitor.is_loading() && c < list.size(); ++c)
         if (list[c] < (c == 0 ? 0 : list[c - 1] + 1) || list[c] >= n_chunks) return visitor.corrupt("chunks do not ascend");
     }

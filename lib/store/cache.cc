@@ -102,21 +102,15 @@ Status Cache::grow_unlisted(Sequence& sequence, int64_t n_tokens, std::vector<st
 Status Cache::list(std::unique_ptr<Sequence>& sequence, const std::function<void(int64_t)>& adopt, int64_t* listed_id) {
   std::unique_lock lock(mutex_);
   const int64_t id = sequence->id = next_id_;
-  Status status;
-  try {
-    adopt(id);
-    for (CacheListener* listener : listeners_)
-      if (status.ok()) status = listener->on_reserve(*sequence, sequence->longest(), {});
-    if (status.ok()) sequences_.emplace(id, nullptr);
-  } catch (...) {
+  // Listeners forget the sequence again unless it is listed, also when one of them throws.
+  const auto forget = [this, id](void*) {
     for (CacheListener* listener : listeners_) listener->on_drop(id);
-    throw;
-  }
-  if (!status.ok()) {
-    for (CacheListener* listener : listeners_) listener->on_drop(id);
-    return status;
-  }
-  sequences_[id] = std::move(sequence);
+  };
+  std::unique_ptr<void, decltype(forget)> unlisted(this, forget);
+  adopt(id);
+  for (CacheListener* listener : listeners_) TANDEM_TRY(listener->on_reserve(*sequence, sequence->longest(), {}));
+  sequences_.emplace(id, nullptr).first->second = std::move(sequence);
+  unlisted.release();
   *listed_id = next_id_++;
   return {};
 }

@@ -2,6 +2,7 @@
 #include "lib/store/saved_format.h"
 
 #include <bit>
+#include <charconv>
 #include <cstring>
 
 #include "lib/store/row_cursor.h"
@@ -12,24 +13,34 @@ namespace {
 static_assert(std::endian::native == std::endian::little, "files are written as numbers lie in memory");
 
 constexpr uint32_t kMostLayers = 65536;
+constexpr int64_t kMostBytes = int64_t{1} << 60;  // so that sums of sizes do not overflow
 
 struct RowsOfModel {
-  int64_t sections = 0, bytes = 0;  // with frames
+  int64_t n_sections = 0, bytes_per_token = 0;
+
+  int64_t bytes(int64_t n_tokens) const { return n_sections * kSavedFrameBytes + n_tokens * bytes_per_token; }
 };
 
-RowsOfModel rows_of(const std::vector<Layer>& layers, int64_t n_tokens) {
+RowsOfModel rows_of(const std::vector<Layer>& layers) {
   RowsOfModel rows;
   for (const Layer& layer : layers)
     for (const StoredPlane& plane : LayerPlanes(layer).planes) {
       if (plane.row_bytes == 0) continue;
-      ++rows.sections;
-      rows.bytes += kSavedFrameBytes + n_tokens * static_cast<int64_t>(plane.at.size()) * plane.row_bytes;
+      ++rows.n_sections;
+      rows.bytes_per_token += std::ssize(plane.at) * plane.row_bytes;
     }
   return rows;
 }
 
-int64_t positions_bytes(const SavedHeader& header) {
-  return (header.flags & kSavedPositions) == 0 ? 0 : kSavedFrameBytes + 4 * header.n_tokens;
+int64_t positions_bytes(const SavedHeader& header) {  // without the section's frame
+  return (header.flags & kSavedPositions) == 0 ? 0 : 4 * header.n_tokens;
+}
+
+// So many digits that two numbers which differ look different.
+template <typename Float>
+std::string digits_of(Float value) {
+  char text[40];
+  return std::string(text, std::to_chars(text, text + sizeof text, value).ptr);
 }
 
 int64_t head_bytes(const SavedHeader& header) {
@@ -71,8 +82,8 @@ Status compare_layer(size_t l, const SavedLayer& file, const SavedLayer& cache) 
   for (const Member& member : kMembers)
     if (file.*member.value != cache.*member.value)
       return differs(l, member.name, text_of(member.name, file.*member.value), text_of(member.name, cache.*member.value));
-  const auto numbers = [&](const char* name, double of_file, double of_cache) {
-    return of_file == of_cache ? Status() : differs(l, name, std::to_string(of_file), std::to_string(of_cache));
+  const auto numbers = [&](const char* name, auto of_file, auto of_cache) {
+    return of_file == of_cache ? Status() : differs(l, name, digits_of(of_file), digits_of(of_cache));
   };
   TANDEM_TRY(numbers("sm_scale", file.sm_scale, cache.sm_scale));
   TANDEM_TRY(numbers("soft_cap", file.soft_cap, cache.soft_cap));
@@ -107,18 +118,22 @@ Status check_numbers(const SavedHeader& header, const SavedReader& reader) {
 Status check_sizes(const SavedHeader& header, const ExpectedFile& expected, const SavedReader& reader) {
   if (header.n_tokens < 0 || header.n_tokens > INT32_MAX)
     return reader.corrupt("n_tokens = " + std::to_string(header.n_tokens) + " is not 0 to 2^31 - 1");
+  if (header.bytes < 0 || header.bytes > kMostBytes)
+    return reader.corrupt("bytes = " + std::to_string(header.bytes) + " is not 0 to 2^60");
   if ((header.flags & ~(kSavedPositions | kSavedStatistics)) != 0 || header.reserved != 0)
     return reader.corrupt("flags = " + std::to_string(header.flags) + " or reserved = " + std::to_string(header.reserved) +
                           " have bits that version 1 does not know");
-  const RowsOfModel rows = rows_of(expected.layers, header.n_tokens);
-  const int64_t n_sections = rows.sections + ((header.flags & kSavedPositions) != 0 ? 1 : 0) +
+  const RowsOfModel rows = rows_of(expected.layers);
+  if (rows.bytes_per_token > 0 && header.n_tokens > header.bytes / rows.bytes_per_token)
+    return reader.corrupt("bytes = " + std::to_string(header.bytes) +
+                          " is less than the rows of n_tokens = " + std::to_string(header.n_tokens) + " tokens take");
+  const int64_t n_sections = rows.n_sections + ((header.flags & kSavedPositions) != 0 ? 1 : 0) +
                              ((header.flags & kSavedStatistics) != 0 ? std::ssize(expected.layers) : 0);
   if (header.n_sections < n_sections)
     return reader.corrupt("n_sections = " + std::to_string(header.n_sections) + " is less than the " +
                           std::to_string(n_sections) + " of rows and statistics");
-  const int64_t least = head_bytes(header) + rows.bytes + positions_bytes(header) +
-                        (header.n_sections - rows.sections) * kSavedFrameBytes -
-                        ((header.flags & kSavedPositions) != 0 ? kSavedFrameBytes : 0);
+  const int64_t least = head_bytes(header) + rows.bytes(header.n_tokens) + positions_bytes(header) +
+                        (header.n_sections - rows.n_sections) * kSavedFrameBytes;
   if (header.bytes < least)
     return reader.corrupt("bytes = " + std::to_string(header.bytes) + " is less than the " + std::to_string(least) +
                           " that its sections take");
@@ -164,9 +179,11 @@ SavedLayer::SavedLayer(const Layer& layer)
 
 Status write_saved_header(const std::vector<Layer>& layers, int64_t more_bytes, SavedHeader* header, SavedWriter* writer) {
   header->n_layers = static_cast<uint32_t>(layers.size());
-  const RowsOfModel rows = rows_of(layers, header->n_tokens);
-  header->n_sections += static_cast<uint32_t>(rows.sections + ((header->flags & kSavedPositions) != 0 ? 1 : 0));
-  header->bytes = head_bytes(*header) + rows.bytes + positions_bytes(*header) + more_bytes;
+  const RowsOfModel rows = rows_of(layers);
+  const bool has_positions = (header->flags & kSavedPositions) != 0;
+  header->n_sections += static_cast<uint32_t>(rows.n_sections + (has_positions ? 1 : 0));
+  header->bytes = head_bytes(*header) + rows.bytes(header->n_tokens) + (has_positions ? kSavedFrameBytes : 0) +
+                  positions_bytes(*header) + more_bytes;
   TANDEM_TRY(writer->put(header, sizeof *header));
   for (const Layer& layer : layers) {
     const SavedLayer saved(layer);

@@ -64,8 +64,9 @@ Status SavedReader::fetch(std::byte* to, int64_t least, int64_t most, int64_t* n
   while (n < least) {
     const int64_t got = read_(to + n, std::min(most - n, SavedWriter::kMostBytes), user_);
     if (got < 0)
-      return fail_system(TANDEM_ERROR_IO, -got, "read", "read: the caller's function returned %lld at byte %lld",
-                         static_cast<long long>(got), static_cast<long long>(n_fetched_));
+      return fail_system(TANDEM_ERROR_IO, -std::max(got, -INT64_MAX), "read",
+                         "read: the caller's function returned %lld at byte %lld", static_cast<long long>(got),
+                         static_cast<long long>(n_fetched_));
     if (got > most - n)
       return fail(TANDEM_ERROR_INVALID_ARGUMENT, "read", "read: the caller's function returned %lld for %lld bytes",
                   static_cast<long long>(got), static_cast<long long>(most - n));
@@ -127,7 +128,7 @@ Status SavedReader::begin(SavedSection* wanted) {
 }
 
 Status SavedReader::end() {
-  if (section_left_ != 0) return corrupt(std::to_string(section_left_) + " bytes more than it says");
+  if (section_left_ != 0) return corrupt(std::to_string(section_left_) + " bytes follow its last member");
   const uint64_t expected = checksum_.value();
   uint64_t found = 0;
   TANDEM_TRY(take(&found, sizeof found));

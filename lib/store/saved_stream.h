@@ -25,7 +25,6 @@ struct SavedSection {
   int64_t bytes = 0;       // of the payload
 
   std::string name() const;  // "k of layer 3"
-  bool operator==(const SavedSection&) const = default;
 };
 inline constexpr int64_t kSavedFrameBytes = sizeof(SavedSection) + sizeof(uint64_t);  // of a section, beside its payload
 static_assert(sizeof(SavedSection) == 16);
@@ -38,7 +37,6 @@ class SavedWriter {
   Status begin(const SavedSection& section);
   Status end();  // of the section: its checksum
   Status flush();
-  uint64_t checksum() const { return checksum_.value(); }  // of what was put since begin(), or since the start
 
   static constexpr int64_t kBufferBytes = 1 << 18, kMostBytes = 1 << 26;  // most: of one call of the caller's function
 

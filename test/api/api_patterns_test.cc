@@ -94,6 +94,10 @@ void gates_are_read(void**) {
     expect(groups.at(i / 6, i % 6), is_full ? kFull : kAShape, {0, is_full ? 0 : 64, 0, 0, 0});
   }
   expect(read_text("0.5").at(0, 0), kFull, {0, 0, 0, 0, 0});  // which is its own median
+  const Heads marked = read_text("\xEF\xBB\xBF+0.5 -0.5\n");  // a byte order mark
+  expect(marked.at(0, 0), kFull, {0, 0, 0, 0, 0});
+  expect(marked.at(0, 1), kAShape, {128, 256, 0, 0, 0});
+  assert_int_equal(read_text("\xEF\xBB\xBF[{\"0\": [\"full\"]}]").n_layers, 1);
 }
 
 struct BadFile {
@@ -131,6 +135,7 @@ void bad_json_is_refused(void**) {
       {"[{\"1\": [\"full\"], \"2\": [\"full\"]}]", "layer 0: head 0 is missing: the layer has 2 members"},
       {"[{\"0\": [\"full\"], \"01\": [\"full\"]}]", "layer 0: head 1 is missing"},
       {"[{\"0\": [\"full\"]}, {\"0\": [\"full\"], \"0\": [\"full\"]}]", "layer 1: \"0\" is there twice"},
+      {"{\"0\": [\"full\"], \"0\": [\"full\"]}", "\"0\" is there twice"},
       {"[{\"0\": [\"full\"]}, {\"0\": [\"full\"], \"1\": [\"full\"]}]", "layer 1 has 2 heads, but layer 0 has 1"},
       {"[{\"0\": \"full\"}]", "layer 0: head 0: \"full\" is not a list of a kind and its sizes"},
       {"[{\"0\": []}]", "layer 0: head 0: [...] is not a list"},
@@ -178,7 +183,10 @@ void bad_gates_are_refused(void**) {
       {"\n0.3\n", "line 1 has no gates"},
       {"0.1 nan\n", "line 1: \"nan\" is not a finite number"},
       {"0.1\n-inf\n", "line 2: \"-inf\" is not a finite number"},
-      {"1e999", "line 1: \"1e999\" is not a finite number"},
+      {"1e999", "line 1: \"1e999\" is out of the range of floating point"},
+      {"0.1\n1e-400 0.1", "line 2: \"1e-400\" is out of the range of floating point"},
+      {"+ 0.1", "line 1: \"+\" is not a finite number"},
+      {"+-0.1", "line 1: \"+-0.1\" is not a finite number"},
       {"0.1,0.2", "line 1: \"0.1,0.2\" is not a finite number"},
       {"0.1\x1b[2J", "line 1: \"0.1\\u001b[2J\" is not a finite number"},
   });
@@ -275,13 +283,14 @@ void bad_options_are_refused(void**) {
       {"struct_size", "= 39", with([](auto& o) { o.struct_size = 39; })},
       {"reserved", "= 1", with([](auto& o) { o.reserved = 1; })},
       {"group_size", "= -1", with([](auto& o) { o.group_size = -1; })},
-      {"group_size", "= 4097", with([](auto& o) { o.group_size = 4097; })},
+      {"group_size", "= 4097 is neither 0, the default, nor from 1 to 4096", with([](auto& o) { o.group_size = 4097; })},
       {"threshold", "= -0.5", with([](auto& o) { o.threshold = -0.5; })},
       {"threshold", "nan", with([](auto& o) { o.threshold = NAN; })},
       {"threshold", "inf", with([](auto& o) { o.threshold = INFINITY; })},
       {"sink_tokens", "= -2", with([](auto& o) { o.sink_tokens = -2; })},
       {"window_tokens", "= -2", with([](auto& o) { o.window_tokens = -2; })},
-      {"window_tokens", "= 0", with([](auto& o) { o.window_tokens = 0; })},
+      {"window_tokens", "= 0 is neither -1, the default, nor from 1 to 2147483647",
+       with([](auto& o) { o.window_tokens = 0; })},
       {"window_tokens", "= 2147483648", with([](auto& o) { o.window_tokens = int64_t{1} << 31; })},
   });
 }

@@ -4,6 +4,8 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
+#include <cmath>
+
 #include "pruned_world.h"
 #include "saved_world.h"
 
@@ -443,6 +445,9 @@ void other_models_are_named(void**) {
     difference.change(layers[1]);
     refuse(layers, cache_options(), difference.field, "in the file");
   }
+  auto layers = world_layers();
+  layers[1].sm_scale = std::nextafter(0.125f, 1.0f);
+  refuse(layers, cache_options(), "layers[1].sm_scale", "0.125 in the file, 0.12500001 in the cache");
   refuse(world_layers(), cache_options(TANDEM_Q8_0), "layers[0].k_type", "bf16 in the file, q8_0 in the cache");
   refuse({plain_layer()}, cache_options(), "n_layers", "2 in the file, 1 in the cache");
 }

@@ -11,7 +11,8 @@
 
 First the checker is given a page with one mistake of each kind, and has to find all of them.
 
-docs_test.py SOURCE_DIR
+docs_test.py SOURCE_DIR          all of this
+docs_test.py --links FOLDER      only the links of the pages in a folder: those that are installed
 """
 import fnmatch
 import pathlib
@@ -178,7 +179,17 @@ def check_the_checker():
     return wrong
 
 
+def links_of(folder):
+    tree = Tree(folder)
+    return [f"{page.relative_to(folder)}: {finding}" for page in sorted(folder.rglob("*.md"))
+            for finding in check_links(tree, page, without_fences(page.read_text()))]
+
+
 def main():
+    if sys.argv[1] == "--links":
+        findings = links_of(pathlib.Path(sys.argv[2]).resolve())
+        print("\n".join(findings) or "ok")
+        return findings != []
     root = pathlib.Path(sys.argv[1]).resolve()
     findings = check_the_checker() + check(root)
     drawn = subprocess.run([sys.executable, str(root / "docs/pictures/draw_tandem.py"), "--check"], capture_output=True, text=True)

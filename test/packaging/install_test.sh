@@ -70,6 +70,10 @@ if [ -e "$build/man/made" ]; then
 elif grep -q '^TANDEM_MAN:BOOL=ON$' "$build/CMakeCache.txt"; then
   fail 'TANDEM_MAN is ON and the manual has not been made'
 fi
+# ---- pages ----
+if command -v python3 >/dev/null; then
+  step 'links of the installed pages' python3 "$here/docs_test.py" --links "$prefix/share/doc/tandem"
+fi
 # ---- shell completion ----
 if [ -e "$build/completion/made" ]; then
   for program in "$prefix"/bin/*; do

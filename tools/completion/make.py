@@ -7,16 +7,17 @@ usage: tools/completion/make.py OUT [--programs NAME,...] [--root DIR]    writes
 """
 import argparse
 import pathlib
-import shutil
 import sys
 
 sys.dont_write_bytecode = True
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "tools/man"))
 
 import emit_bash
 import emit_fish
 import emit_zsh
 from commands import commands_of, scopes_of
+from made_files import chosen_programs, write_files
 
 PROGRAMS = ["tandem", "tandem-info", "tandem-plan", "tandem-patterns", "tandem-bench", "tandem-generate", "tandem-demo"]
 
@@ -44,18 +45,8 @@ def main():
     parser.add_argument("--programs", default=",".join(PROGRAMS))
     parser.add_argument("--root", type=pathlib.Path, default=ROOT)
     args = parser.parse_args()
-    programs = [name for name in args.programs.split(",") if name]
-    unknown = [name for name in programs if name not in PROGRAMS]
-    if unknown:
-        parser.error(f"--programs = {unknown[0]} is none of {', '.join(PROGRAMS)}")
-    for folder in ("bash", "zsh", "fish"):  # so that no file stays of what is gone
-        shutil.rmtree(args.out / folder, ignore_errors=True)
-    for path, text in files_of(args.root, programs).items():
-        (args.out / path).parent.mkdir(parents=True, exist_ok=True)
-        if isinstance(text, pathlib.Path):
-            (args.out / path).symlink_to(text)
-        else:
-            (args.out / path).write_text(text)
+    programs = chosen_programs(parser, args.programs, PROGRAMS)
+    write_files(args.out, ("bash", "zsh", "fish"), files_of(args.root, programs))
     return 0
 
 

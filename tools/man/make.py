@@ -17,7 +17,6 @@ import dataclasses
 import datetime
 import os
 import pathlib
-import shutil
 import subprocess
 import sys
 
@@ -30,6 +29,7 @@ import emit_man
 import generate
 import header as abi_header
 import help_text
+from made_files import chosen_programs, write_files
 from markdown import Markdown
 from reference import Reference
 
@@ -108,18 +108,8 @@ def main():
         return write_help(args.root, args.write_help)
     if args.out is None:
         parser.error("OUT is missing: the folder that the pages go to")
-    programs = [name for name in args.programs.split(",") if name]
-    unknown = [name for name in programs if name not in PROGRAMS]
-    if unknown:
-        parser.error(f"--programs = {unknown[0]} is none of {', '.join(PROGRAMS)}")
-    for folder in ("man1", "man3", "man7", "html"):  # so that no page stays of what is gone
-        shutil.rmtree(args.out / folder, ignore_errors=True)
-    for path, text in files_of(manual_of(args.root, programs), date_of_today()).items():
-        (args.out / path).parent.mkdir(parents=True, exist_ok=True)
-        if isinstance(text, pathlib.Path):
-            (args.out / path).symlink_to(text)
-        else:
-            (args.out / path).write_text(text)
+    programs = chosen_programs(parser, args.programs, PROGRAMS)
+    write_files(args.out, ("man1", "man3", "man7", "html"), files_of(manual_of(args.root, programs), date_of_today()))
     return 0
 
 
