@@ -92,9 +92,12 @@ elif grep -q '^TANDEM_COMPLETION:BOOL=ON$' "$build/CMakeCache.txt" && [ -x "$bui
 fi
 # ---- documentation ----
 doc=$prefix/share/doc/tandem
-for file in LICENSE README.md CHANGELOG.md docs/README.md docs/pictures/tandem-light.svg bindings/python/README.md \
-  examples/smallest.py examples/tutorial/toy.h; do
+for file in LICENSE docs/pictures/tandem-light.svg examples/smallest.py examples/tutorial/toy.h; do
   cmp -s "$doc/$file" "$source/$file" || fail "share/doc/tandem/$file is missing, or another"
+done
+for file in README.md CHANGELOG.md CONTRIBUTING.md docs/README.md docs/patterns.md bindings/python/README.md; do
+  [ "$(wc -lw <"$doc/$file")" = "$(wc -lw <"$source/$file")" ] || # some links are gone, no line and no word is
+    fail "share/doc/tandem/$file is missing, or another"
 done
 
 # ---- pkg-config ----
