@@ -43,7 +43,7 @@ int64_t SizeTerms::most_of_chunk() const {
   return is_asked_for ? std::min(routes.append_tokens, kMostTicketTokens) : kMostTicketTokens;
 }
 
-// Windows of several queries are told apart by token indices, and hold something: sliding windows reach back in positions.
+// Windows of several queries are distinguished by token indices and must not be empty. Sliding windows count positions.
 bool SizeTerms::takes_single_queries(const CallShape& shape) const {
   const bool has_gaps =
       std::any_of(shape.sequences.begin(), shape.sequences.end(), [](const auto& s) { return s.has_gaps; });
