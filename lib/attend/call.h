@@ -91,8 +91,8 @@ struct Call {
   // In device memory: pages of all keys of the layer, if a long append has brought them (lib/attend/whole_layer.h).
   std::byte* whole_layer = nullptr;
   const int32_t* positions = nullptr;  // of all tokens of a speculative call on a device
-  // The indices of named keys, for calls on a device where the caller names keys. They are in the caller's memory. Those
-  // with has_host_idx are in host memory until send_indices() has copied them.
+  // The indices that the caller names, for calls on a device; in the caller's memory. has_host_idx: they are in host memory
+  // until send_indices() has copied them.
   DeviceIndices indices;
   bool has_host_idx = false;
   bool by_q_head = false;                   // each query head has its own keys: an append that follows head patterns

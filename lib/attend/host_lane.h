@@ -5,7 +5,7 @@
 //   join       waits for background work that the previous call of this layer has posted
 //   reserve    checks the keys that the caller names, and sorts them if they may be in any order
 //   prepare    memory, which keys, where they are; changes nothing that others see
-//   fill       writes K and V rows, rounded to the storage type, after the length, where no one reads them yet
+//   fill       writes K and V rows, rounded to the storage type, after the length, so readers do not see them yet
 //   launch     queries to f32, grouped by KV head, rotated where the library applies RoPE or stored keys are rotated (all later
 //              steps use these queries) | selections | attention over window and host part, one state each; merge, with the
 //              learned sinks last | o and lse in the caller's types | selectors observe

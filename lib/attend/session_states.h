@@ -34,8 +34,8 @@ class SessionStates final : public CacheListener {
   void leave();
   // Cancels background jobs and keeps the states' device memory. Comes before detach(): jobs read the cache's pages.
   void forget_all();
-  // Makes a state for a sequence that the cache has not listed yet, with room for n_tokens tokens. No one else sees it
-  // before adopt(). make() needs no mutex.
+  // Makes a state for a sequence that the cache has not listed yet, with room for n_tokens tokens. The state is private
+  // until adopt(). make() needs no mutex.
   Status make(int64_t n_tokens, std::unique_ptr<SequenceState>* state) const;
   void adopt(int64_t id, std::unique_ptr<SequenceState> state) { states_.emplace(id, std::move(state)); }
   const SessionCore& core() const { return core_; }

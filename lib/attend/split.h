@@ -3,8 +3,7 @@
 //
 //   take      gets buffers of the routes; for "auto", also measures bus and CPU where the engine has no rates yet
 //   choose    decides for each chunk which keys move to the device and by which route, by the planner (lib/rates/planner.h)
-//   or by
-//             the session's option; pins the store as far as the moved keys reach
+//             or by the session's option; pins the store as far as the moved keys reach
 //
 // Tokens [host_begin, cpu_begin) of a sequence move to the device. The CPU attends [cpu_begin, host_end) at the same time.
 // The older tokens move because the store already has them, and because the pinned tokens stay the sent ones as sequences
