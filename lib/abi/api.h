@@ -76,7 +76,7 @@ Public* publish(std::shared_ptr<typename HandleTraits<Public>::Object> object) {
 }
 
 Status require_range(const char* field, int64_t value, int64_t low, int64_t high);  // low <= value <= high
-// NULL, as the tensors are in host memory
+// Refuses a stream other than NULL, as the tensors are in host memory.
 Status require_host_stream(const void* stream);
 // The most tokens that a caller may ask for at once. No sequence holds more.
 inline constexpr int64_t kMaxTokens = INT32_MAX;

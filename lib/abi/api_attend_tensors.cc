@@ -94,7 +94,7 @@ Status check_tensors(TensorsRequest* call) {
                         TensorTypes::kKeys, *call, &call->k));
   call->n_keys = call->k.length(first);
   call->n_kv_heads = call->k.length(first + 1);
-  // else check_layer() refuses
+  // check_layer() refuses n_kv_heads = 0 and too many query heads.
   if (call->n_kv_heads > 0 && call->n_q_heads <= INT32_MAX && call->n_q_heads % call->n_kv_heads != 0)
     return fail(
         kInvalid, "n_q_heads",
@@ -231,7 +231,7 @@ Status make_layer(const TensorsRequest& call, Layer* layer) {
 
 Status check_counts(const TensorsRequest& call) {
   TANDEM_TRY(require_tokens("n_keys", call.n_keys));
-  // keeps n_tokens * n_q_heads over all sequences within kMaxTokens
+  // Keeps n_tokens * n_q_heads over all sequences within kMaxTokens.
   const int64_t most = kMaxTokens / std::max<int64_t>(1, call.n_q_heads);
   const int64_t n_blocks = call.padded ? std::max<int64_t>(1, call.n_sequences) : 1;
   if (call.n_tokens <= most / n_blocks) return {};

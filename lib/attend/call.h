@@ -36,7 +36,7 @@ struct Call {
   DeviceSession& device() const { return *session.device; }
   std::vector<SequenceCall>& calls() const { return scratch.calls; }
   bool appends() const { return args.k != nullptr; }
-  // the caller names keys, or the selector does
+  // Returns whether the caller or the selector names keys.
   bool names_keys() const { return args.named != nullptr || facts.policy.names_keys(); }
   // Returns whether the ticket brings indices of named keys, or may do so in a planned step.
   bool may_name() const {

@@ -7,11 +7,11 @@
 namespace tandem {
 
 void clear_visibility(AttendScratch& scratch);
-// Sets the keys of one sequence of the call, whose lengths and window are set. CANCELLED.
+// Sets the keys that one sequence of the call attends. Its lengths and window are set already. CANCELLED.
 Status see_keys(const Call& call, SequenceCall& of);
 // Sets causal order and the sliding window only.
 Status set_visibility(const Call& call, SequenceCall& of);
-// Sets the pointers into the vectors of `scratch`. Called once all sequences have been seen, as the vectors grow until then.
+// Sets the pointers into the vectors of `scratch`. Called after see_keys() of all sequences, as the vectors grow until then.
 void point_visibility(AttendScratch& scratch);
 
 }  // namespace tandem

@@ -27,7 +27,7 @@ class ChunkRows {
   void choose_way(Call& call);
   // Returns the number of tasks of a chunk of n_tokens. The last one is the chunk's own.
   static int64_t n_tasks(const PrefillSize& size, int64_t n_tokens);
-  // Fills these tasks. The cache's mutex is held exclusively.
+  // Fills the chunk's tasks. The cache's mutex is held exclusively.
   void prepare(Call& chunk);
   // Writes descriptors of the tickets that bring rows, after the chunk's descriptor. Returns how many.
   static int64_t describe_tickets(const Call& chunk, const DeviceSequence& of_chunk, DeviceSequence* tickets);

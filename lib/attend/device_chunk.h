@@ -7,8 +7,8 @@
 
 namespace tandem {
 
-// Evicts tokens that were appended without this session, so the window need not hold them. Only the SequenceCall changes;
-// commit_sequences() updates the state.
+// Evicts tokens that were appended without this session, so the window need not hold them. The state's window begin changes
+// later, in commit_sequences().
 void evict_before(const Call& chunk, SequenceCall* of);
 // Makes the copies for the ticket's host part, while the sequences cannot grow.
 void prepare_selection(const Call& chunk);

@@ -196,7 +196,7 @@ Status DeviceLane::next_chunk(Call& call, ChunkPlace* place, Chunk* chunk) {
   if (const int64_t n = long_append_.chunk_len(call, *place); n > 0) return long_append_.next_chunk(call, n, place, chunk);
   HandOver& hand_over = call.session.hand_over();
   HandOverTask& task = hand_over.next_task();
-  // the place may be free because its last task is lost, and the device may still read that task's upload
+  // The place may be free because its last task is lost. The device may still read that task's upload then.
   TANDEM_TRY(hand_over.fault());
   task.step = 0;
   const std::vector<SequenceCall>& all = call.calls();

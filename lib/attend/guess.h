@@ -2,7 +2,7 @@
 // Speculation on device tensors. Speculative tokens are not in windows: their rows only go to the host, after the sequence's
 // length. The host attends them, as its kernels know trees. The device attends the committed tokens:
 //
-//   tokens    0 ... | window ... first_query | the guess ...
+//   tokens    0 ... | window ... first_query | speculative ...
 //             host  | device                 | host
 //
 // On the device every query sees its keys up to first_query, whatever the tree, and a query with a window of its own begins

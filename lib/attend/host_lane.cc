@@ -59,7 +59,7 @@ int64_t row_of(const Layer& layer, const SequenceCall& of, int64_t t, int32_t he
   return (head / layer.group_size * of.q_len + t) * layer.group_size + head % layer.group_size;
 }
 
-// cos and sin of the pairs of a row of at most 576 dims, with some reserve
+// cos and sin of the pairs of a row of at most 576 dims, with some reserve.
 constexpr int64_t kMostAngles = int64_t{2} * 320;
 
 void pack_token(const Call& call, int64_t row) {

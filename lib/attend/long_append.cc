@@ -306,7 +306,7 @@ void LongAppend::count_named(const Call& chunk) {
 // else uses the bus, and other keys are few.
 void LongAppend::expect_pieces(const Call& chunk) const {
   constexpr double kLeastPieces = 8.0;
-  constexpr int64_t kMostOthers = 20;  // other keys: at most one for so many streamed keys
+  constexpr int64_t kMostOthers = 20;  // at least so many streamed keys for each other key
   constexpr double kLonger = 1.2;
   HandOverTask& task = *chunk.task;
   const SequenceCall& of = sequence_of(chunk);
@@ -485,7 +485,7 @@ Status LongAppend::keep_window(const Call& chunk) const {
   for (const StridedCopy& copy : copies.copies())
     TANDEM_TRY(call_device(device.device(), &DeviceTable::copy_strided, &copy, chunk.args.stream));
   if (planes.maw_at < 0) return {};
-  // MAW start at 0. This chunk's queries are not counted yet, and older weights will have faded once its last queries are.
+  // Resets the MAW to 0. This chunk's queries are not counted yet, and older weights fade when its last queries are counted.
   const int64_t bytes = int64_t{chunk.layer().n_q_heads} * kDevicePageLen * static_cast<int64_t>(sizeof(float));
   for (const int64_t page : of.window->table())
     if (page != 0)

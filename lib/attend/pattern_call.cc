@@ -30,7 +30,7 @@ int32_t n_launches(const PatternsOfLayer& patterns, const Layer& layer) {
   return patterns.groups_are_alike ? 1 : layer.group_size;
 }
 
-// Returns the queries of a part.
+// Returns the number of queries of a part.
 int64_t part_len(const Call& chunk) {
   const Device& device = chunk.device().device();
   const DeviceRows q = attended_q(append_of(chunk, {}));
@@ -39,8 +39,8 @@ int64_t part_len(const Call& chunk) {
   return std::clamp<int64_t>(most_rows / of_query, 1, kPatternBlock);
 }
 
-// Calls visit(i, block, t, n) for each part: sequence i of the chunk, first query of its block, its first query, its
-// queries.
+// Calls visit(i, block, t, n) for each part. i: its sequence in the chunk. block: the first query of its block. t: its first
+// query. n: its number of queries.
 template <typename Visit>
 void for_parts(const Call& chunk, Visit visit) {
   const int64_t of_part = part_len(chunk);
@@ -268,7 +268,8 @@ void reserve_patterns(const SizeTerms& terms, const CallShape& shape, int64_t mo
     reserve_lists(terms, shape, n_blocks, n_parts, std::min({shape.max_q_len(), n_rows, kPatternChunk}), needs);
   else
     needs->add_lists(n_parts * layer.n_kv_heads * n_one_by_one + n_sequences * patterns.most_sink_units());
-  // The part length is known once the call has its queries: from least_part queries to whole blocks. Both limits are sized.
+  // The part length is known once the call has its queries: from least_part queries to whole blocks. Work space is sized for
+  // both.
   for (const auto& [n, q_len] : {std::pair(n_parts, least_part), {n_blocks, kPatternBlock}})
     needs->workspace_bytes = std::max(needs->workspace_bytes, workspace_bytes(*terms.device, layer, n, q_len));
 }

@@ -152,7 +152,8 @@ void reserve_search(const SizeTerms& terms, const CallShape& shape, int64_t most
   blocks.n_parts = n_rows / blocks.part_len + blocks.n_blocks;
   add(pruning.append, blocks);
   needs->add_descriptors(blocks.n_blocks + blocks.n_parts, 0);
-  // The part length is known once the call has its queries: from part_len queries to whole blocks. Both limits are sized.
+  // The part length is known once the call has its queries: from part_len queries to whole blocks. Work space is sized for
+  // both.
   for (const auto& [n, q_len] : {std::pair(blocks.n_parts, blocks.part_len), {blocks.n_blocks, blocks.block_len}})
     needs->workspace_bytes = std::max(needs->workspace_bytes, workspace_bytes(*terms.device, layer, n, q_len));
 }

@@ -80,7 +80,7 @@ Status Session::stats(tandem_session_stats* stats) {
   std::unique_lock lock(core.cache->mutex());
   core.cache->settle(states_);
   tandem_session_stats& all = core.sums;
-  // while a planned step is open, the values from before it are reported
+  // While a planned step is open, the values from before it are reported.
   if (!core.step.is_planned) all.selected_keys = all.host_keys = 0;
   states_.for_all([&](int64_t, const SequenceState& found) {
     if (!core.step.is_planned) all.selected_keys += count_searched_keys(core, found);

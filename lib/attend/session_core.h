@@ -59,7 +59,7 @@ struct OpenStep {
   // The step is on device tensors, and every layer has been prepared.
   std::atomic<bool> is_planned{false};
   void* stream = nullptr;
-  // next_layer: to be attended. n_appended: layers whose append is launched, which comes first
+  // next_layer: the layer to attend next. n_appended: layers whose append, a layer's first launch, has been launched.
   int32_t next_layer = 0, n_appended = 0;
   int64_t n_tokens = 0, max_q_len = 0;
   uint64_t n_planned = 0;  // steps that the session has planned, this one included
@@ -123,7 +123,7 @@ struct SessionCore {
   AttendScratch scratch;                   // of calls on host tensors, and of whole calls on device tensors
   OpenStep step;
   tandem_session_stats sums = {};
-  // starts high: a chunk number that another search's lists have left in memory must not look like a mark
+  // Starts high, so a chunk number that another search's lists have left in memory is not taken for a mark.
   uint32_t last_mark = 1u << 31;
   SelectorSums selector_sums;
 };

@@ -212,7 +212,7 @@ void SessionStates::settle() {
 
 // A lost step is rolled back in all layers, a lost call only in its own, which may leave the layers uneven. Rows that
 // arrived and were not observed stay, but the window begin is restored, as the tokens to evict have not been judged. A
-// planned step that no session ends any more is rolled back, as some of its rows may be missing.
+// planned step that will never be ended is rolled back, as some of its rows may be missing.
 void SessionStates::for_rollbacks(const std::function<void(const Rollback&)>& note) const {
   core_.hand_over().for_marked([&](const HandOverTask& task) {
     for (const TouchedSequence& was : task.touched())

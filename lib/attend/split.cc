@@ -173,7 +173,7 @@ Status take_routes(Call& call, const CallShape& shape) {
   call.taken = {};
   if (!possible.any() || (is_auto && session.refuses_streams)) return {};
   if (is_auto && is_first(call, shape)) return {};
-  // named units of a long append always move: the bus is faster than the CPU at thousands of queries
+  // Named units of a long append always move: the bus is faster than the CPU at thousands of queries.
   if (is_auto && shape.idx_heads == 0) {
     const int64_t longest = std::min(shape.most_queries, shape.max_q_len());
     if (Status status = try_unknown_routes(call, longest); !status.ok()) return give_streams_up(call, std::move(status));

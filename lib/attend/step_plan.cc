@@ -121,7 +121,7 @@ Status StepPlan::make(std::span<Sequence* const> sequences, void* stream) {
   // Waits for room for the step's tasks. The earlier step at this place has finished then, as there are more places than
   // steps whose tasks fit in the ring: its upload has arrived, and its calls are no longer read.
   hand_over.next_task(n_layers - 1);
-  TANDEM_TRY(core_.states->meet_fault(stream));  // or the earlier step is lost
+  TANDEM_TRY(core_.states->meet_fault(stream));  // fails if the earlier step is lost
   upload_ = device.shared().step_upload(step);
   AttendArgs args;
   TensorView appended;  // says that rows are appended; the kernels of each layer get the tensor

@@ -20,7 +20,7 @@ namespace tandem {
 
 class WholeLayer {
  public:
-  // Makes room for n_tokens tokens of any layer of the call's size. Waits for the device if the buffers have to grow.
+  // Makes room for n_tokens tokens of a layer like the call's. Waits for the device if the buffers have to grow.
   Status reserve(const Call& call, int64_t n_tokens);
   // Lists the copies and waits until their rows are in the store. Lists none if an earlier chunk of the same sequence and
   // call has brought the keys. The cache's mutex is held, at least shared.

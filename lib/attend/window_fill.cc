@@ -153,8 +153,8 @@ Status copy_to_window(const Call& chunk, const SequenceCall& of, TokenRange rang
   return {};
 }
 
-// Copies the MAW of all tokens in the window before the chunk's own to the device, if its MAW are out of date. Queries of
-// old tokens may not see the newest ones.
+// Copies the MAW of all tokens in the window before the chunk's own to the device, if the device's MAW are out of date.
+// Queries of old tokens may not see the newest ones.
 Status give_maw(const Call& chunk, const SequenceCall& of) {
   const int64_t end = chunk.appends() ? of.first_query : of.sequence->lengths[chunk.facts.idx];
   if (of.window->has_maw(chunk.facts.idx) || of.window_begin >= end) return {};

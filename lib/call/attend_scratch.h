@@ -26,7 +26,7 @@ struct AttendScratch : FloatRows {
   std::vector<uint64_t> tree_bits;
   std::vector<int32_t> depths;
   std::vector<int32_t> tree_positions;
-  // the caller's rows in ascending order; its indices are the caller's own or named_idx
+  // Where the caller names keys: rows in ascending order. Their indices are the caller's own or those in named_idx.
   NamedKeys named;
   std::vector<int32_t> named_idx, brought_idx;  // copies of indices: sorted, and as read from a device
   HostPart host;                                // for `calls`

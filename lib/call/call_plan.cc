@@ -84,7 +84,8 @@ RoutePlan CallPlan::best_plan(bool may_rebuild) {
   return best;
 }
 
-// Returns the rates that parts have reported. Buffers of hidden states have their own room.
+// Returns the rates of a call that makes some keys, as parts have reported them. Buffers of hidden states have their own
+// room.
 PlanRates CallPlan::rebuilding() const {
   PlanRates rates = rates_;
   const double room = static_cast<double>(rebuild_.ahead_keys) * rates.columns[kPlanRecompute].bus_ns;
@@ -136,7 +137,7 @@ void CallPlan::keep_from(size_t i, int64_t token) {
   plan_ = predict(n_streamed(), n_rebuilt());
 }
 
-// Rebuilds whole sequences as long as it can, since a page is a large share of a short one.
+// share: of all moved keys. Rebuilds whole sequences as long as it can, since a page is a large share of a short one.
 void CallPlan::choose_rebuilt(double share) {
   auto left = static_cast<int64_t>(std::ceil(share * static_cast<double>(n_streamed())));
   for (PlannedKeys& keys : keys_) {

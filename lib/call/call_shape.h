@@ -20,7 +20,7 @@
 
 namespace tandem {
 
-inline constexpr int32_t kMostListRows = 64;  // for a query and KV head: every kernel with key lists takes so many
+inline constexpr int32_t kMostListRows = 64;  // query rows per query and KV head that every kernel with key lists takes
 
 struct SequenceShape {
   int64_t q_len = 0;
@@ -39,7 +39,7 @@ struct CallShape {
   size_t layer_idx = 0;
   std::span<const SequenceShape> sequences;
   int64_t most_queries = 0;  // of one sequence in one chunk
-  // sequences that planned steps already have room for; a step's kernels are launched for so many
+  // Sequences that planned steps already have room for. A step's kernels are launched for so many.
   int64_t held_sequences = 0;
   bool appends = true;           // the call brings K and V
   bool is_speculative = false;   // each query is described as a sequence of its own

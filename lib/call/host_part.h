@@ -9,7 +9,7 @@
 //   take rows  copies new rows from the ticket's slot to the store
 //   choose     adds selected keys to the jobs; the selection depends on the queries
 //   attend     runs the jobs, then merges states over different keys where the host has several
-//   observe    the selectors count weights and keep queries, for what they know of the sequences
+//   observe    the selectors count the call's weights and keep its queries
 // clang-format on
 //
 // After lay out, a host part holds only addresses and copies of data that later calls change. So it takes no lock of the

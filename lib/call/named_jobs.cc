@@ -213,7 +213,7 @@ bool NamedJobs::next(std::span<const StoreView> views) {
   if (std::ssize(runs_) < n_runs) runs_.resize(static_cast<size_t>(n_runs));
   jobs_.resize(batch_.size());
   const Backend& cpu = *facts_.cpu;
-  // Jobs are neighbours in memory, so the workers count in a copy.
+  // Jobs are neighbours in memory (false sharing), so each worker counts in a copy.
   const auto fill_one = [](void* all, int64_t idx, int32_t) {
     auto* const jobs = static_cast<NamedJobs*>(all);
     Job filled = jobs->batch_[static_cast<size_t>(idx)];

@@ -46,8 +46,8 @@ struct QueryNames {
   NamedKeys keys;
   int64_t first = 0;
   int64_t query_block = 1;  // the last block of a call may have fewer
-  // For each block, the query whose window begins the block's window, window_len - 1 tokens before it; null: the block's
-  // first query. That query is at most kMostQueryBlock - 1 queries before the block's first.
+  // For each block, the query that sets where its window begins: window_len - 1 tokens before this query. Null: the block's
+  // first query. It is at most kMostQueryBlock - 1 queries before the block's first.
   const int64_t* window_queries = nullptr;
   int64_t sink_len = 0, window_len = 0;  // what plus_window adds
   // Replaces the indices and the window above where heads have their own windows: [n_blocks][n_heads of `keys`].
@@ -148,7 +148,7 @@ void for_named_tokens(const NamedKeys& named, std::span<const int32_t> row, cons
 class NotedKeys {
  public:
   NotedKeys() = default;
-  NotedKeys(NotedKeys&&) = default;  // idx_ stays where it is
+  NotedKeys(NotedKeys&&) = default;  // a move keeps the address of idx_'s data, to which keys_ points
   NotedKeys& operator=(NotedKeys&&) = default;
   void clear() { keys_.n_heads = 0, version_ = 0; }
   bool is_empty() const { return keys_.n_heads == 0; }

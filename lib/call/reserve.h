@@ -4,7 +4,7 @@
 // A Reservation has named counts and areas in bytes. Within a chunk the reserve functions add up. Between chunks, layers and
 // calls, which follow each other, include() takes the maximum. DeviceSession::hold() allocates the memory.
 //
-//   what                               whose reserve function           defined in
+//   memory                             reserved by                     defined in
 //   windows, slots, descriptors        reserve_ticket(), reserve_step() lib/device/device_session.cc
 //   speculative queries                reserve_guess()                  lib/attend/guess.cc
 //   keys that callers name             reserve_named()                  lib/attend/named_call.cc

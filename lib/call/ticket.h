@@ -12,7 +12,8 @@ inline constexpr int64_t kMostTicketTokens = 512;  // longer appends are cut int
 inline constexpr int64_t kMostStepTokens = 1024;   // a planned step is never cut
 inline constexpr int64_t kLeastTasks = 64;         // fewest tasks that a session has room for
 
-// The shape that a slot's header reports. A graph captured for a smaller shape cannot serve a step.
+// The shape that a call was launched for, as its slot's header says. A graph captured for a smaller shape than the step's
+// cannot serve it.
 struct TicketShape {
   static constexpr int32_t kMostLayers = 2048;
   int32_t layer_idx = 0;  // below kMostLayers
