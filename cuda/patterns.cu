@@ -28,7 +28,7 @@ constexpr uint32_t kKnownKinds =
 
 constexpr struct {
   int32_t k_type;
-  PatternKernel sums[2], weights[2];  // whether q is bf16
+  PatternKernel sums[2], weights[2];  // index: whether q is bf16
   PatternKernel key_means;
 } kKernels[] = {
 #define TANDEM_PATTERNS(type)                                                                  \
@@ -62,7 +62,7 @@ ChoicePlaces places_of(const DevicePatterns& call) {
           static_cast<int32_t>(choices.block_words)};
 }
 
-// The counters of search() come first, and stay as they are. What one sequence and pattern has left, the next takes.
+// The counters of search() come first, and stay as they are. Sequences and patterns use the rest one after another.
 int64_t plan_room(const DevicePatterns& call, PatternCall* to) {
   const int64_t n_heads = call.layer->n_q_heads, dim = call.layer->k_head_dim;
   to->n_pieces = static_cast<int32_t>(ceil_divide(call.sequences.max_keys, kPieceKeys));
@@ -160,7 +160,7 @@ dim3 grid(int64_t x, int64_t y, int64_t z = 1) {
   return dim3(static_cast<unsigned>(x), static_cast<unsigned>(y), static_cast<unsigned>(z));
 }
 
-// Where a launch of a sequence's pattern fails, the others do not follow.
+// Launches a pattern's kernels for one sequence. After a failed launch the others are left out.
 struct Launches {
   const PatternCall& described;
   const LaunchOn& on;
@@ -178,14 +178,15 @@ struct Launches {
   }
 };
 
-// Bytes of the query rows that a block of a probe kernel has in shared memory.
+// Returns the bytes of the query rows that a block of a probe kernel has in shared memory.
 int32_t probe_shared(int32_t dim, int32_t n_parts) {
   const int32_t n_chunks = SixteenRows<TANDEM_BF16, kProbeChunks>::n_steps(dim) * kProbeChunks;
   return kProbeGroups * n_chunks * n_parts * 32 * static_cast<int32_t>(sizeof(uint4));
 }
 
-// The kernels that multiply the probes of a KV head's query heads at once, of as many as there are and as fit into shared
-// memory. Null: the other kernels serve the call. A single head to a KV head gains nothing.
+// Returns kernels that multiply the probes of several query heads of a KV head at once: as many heads as the KV head has,
+// as far as they fit into shared memory. Null: the other kernels serve the call. A KV head with a single query head gains
+// nothing.
 const WideProbeKernels* find_wide(const PatternCall& call, const LaunchOn& on) {
   const auto is_aligned = [](const void* at, int64_t stride) {
     return (reinterpret_cast<uintptr_t>(at) | stride) % 16 == 0;
@@ -232,7 +233,7 @@ void index_weights(Launches& launches) {
   for (const PatternKernel kernel : kChoiceKernels) launches.add(kernel, parts, kSearchWarps);
 }
 
-// Without key blocks there is nothing to choose from, and no bit to write.
+// Without key blocks, no block can be chosen and no bit is written.
 void index_blocks(Launches& launches) {
   const PatternCall& call = launches.described;
   if (call.n_key_blocks == 0) return;
