@@ -31,8 +31,7 @@ struct DecodeSm90Shape {
   static constexpr int kStageBytes = kBoxBytes + kScaleBytes;
   static_assert(!kIsFew || kQParts == 2);
   static constexpr int kQBytes = kQuads * kKSteps * (kIsFew ? 256 : 512);
-  static constexpr int kScaledBytes =
-      kIsFew ? 0 : 64 * kVScales;  // a warp's, of a unit's scales of V as they are multiplied
+  static constexpr int kScaledBytes = kIsFew ? 0 : 64 * kVScales;  // bytes of a warp's scaled scales of V
   static constexpr int kRoom = 227 * 1024 - kQBytes - 2048 - 16 * kScaledBytes;
   // Conversions take instructions. More warps hide more of their waits, as long as each warp has three units in flight.
   // Otherwise longer pipelines hide more.
