@@ -11,10 +11,10 @@ namespace tandem::cuda {
 // separate calls a part of the device would be idle.
 struct Product {
   const void* x = nullptr;
-  const void* w = nullptr;    // of x's type
+  const void* w = nullptr;    // the matrix, of x's type
   const void* w_2 = nullptr;  // the second matrix, of x's type, or null
   bool is_out_by_in = false;  // w is [n_out, n_in], else [n_in, n_out]
-  int32_t dtype = 0;          // f16 or bf16
+  int32_t dtype = 0;          // type of x, w and w_2: f16 or bf16
   int64_t n_rows = 0, n_in = 0, n_out = 0;
   float* y = nullptr;
 };

@@ -18,7 +18,7 @@ int32_t find_code_version(int32_t* version, DeviceError* error);
 // The stream and the device of a launch.
 struct LaunchOn {
   cudaStream_t stream = nullptr;
-  int32_t capability = 0;  // of the code that the device runs: 90 is 9.0
+  int32_t capability = 0;  // compute capability of the code that the device runs: 90 is 9.0
   int32_t n_multiprocessors = 0;
   int32_t of_cluster = 1;    // blocks of a cluster
   int32_t shared_bytes = 0;  // dynamic shared memory of a block

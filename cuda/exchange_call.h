@@ -34,30 +34,30 @@ struct AppendCall {
 struct MergeCall {
   DeviceMerge merge;
   int32_t n_q_heads, group_size;
-  int32_t dim;         // of V
+  int32_t dim;         // dims of V
   int64_t sent_epoch;  // of an append whose end the merge waits for; 0: it waits for none
 };
 
 struct AccumulateCall {
   DeviceAccumulate sum;
   int32_t n_q_heads;
-  int32_t dim;  // of V
+  int32_t dim;  // dims of V
 };
 
 struct ObserveCall {
   DeviceObserve observe;
   int32_t n_q_heads, n_kv_heads, group_size;
-  int32_t dim;     // of K
+  int32_t dim;     // dims of K
   int32_t n_runs;  // blocks that share a sequence and KV head
   float sm_scale, soft_cap;
-  int64_t row_bytes, scale_bytes;  // as stored
+  int64_t row_bytes, scale_bytes;  // of a row of K as stored
 };
 
-inline constexpr int kAppendWarps = 8, kAppendAloneWarps = 32;  // of a block; of the only block of a small append
-inline constexpr int kAppendBesideWarps = 16;                   // of a block of an append that attention runs beside
+inline constexpr int kAppendWarps = 8, kAppendAloneWarps = 32;  // warps of a block; of the only block of a small append
+inline constexpr int kAppendBesideWarps = 16;                   // warps of a block of an append that attention runs beside
 inline constexpr int kMostCopiedTokens = 512;                   // of such an append, where it copies rows as they are
 inline constexpr int kMergeWarps = 8;
 inline constexpr int kNameWarps = 8;
-inline constexpr int kObserveWarps = 4, kObserveBlocks = 4;  // of a block; on a multiprocessor
+inline constexpr int kObserveWarps = 4, kObserveBlocks = 4;  // warps of a block; blocks on a multiprocessor
 
 }  // namespace tandem::cuda

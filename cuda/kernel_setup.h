@@ -8,7 +8,7 @@
 namespace tandem::cuda {
 
 struct DeviceLimits {
-  int32_t capability = 0;  // of the device: 90 is 9.0
+  int32_t capability = 0;  // compute capability of the device: 90 is 9.0
   int32_t n_multiprocessors = 0;
   int32_t shared_of_block = 0, shared_of_multiprocessor = 0;  // bytes
   int32_t most_size = 0;  // size limit of kernels that come in two sizes (kernels/shared_sizes.cuh)
@@ -39,7 +39,7 @@ int32_t left_to_append(const DeviceAttend& call, const DeviceLimits& limits);
 struct KernelNeeds {
   const void* function;
   int32_t n_threads, shared_bytes;
-  int32_t k_dim, v_dim;  // for messages
+  int32_t k_dim, v_dim;  // for error messages
 };
 // Makes a kernel ready for launches. *n_fit: blocks that run at once on a multiprocessor, at least 1.
 int32_t set_up_kernel(const KernelNeeds& needs, const DeviceLimits& limits, int32_t* n_fit, DeviceError* error);

@@ -27,9 +27,9 @@ inline constexpr int kQueryMeanWarps = 8, kScoreWarps = 8, kListWarps = 8;
 
 // The layout of PatternChoices, as kernels read it.
 struct ChoicePlaces {
-  int64_t n_words;                               // of a sequence and query head
+  int64_t n_words;                               // words of a sequence and query head
   int64_t bands_at, blocks_at;                   // words from the first word
-  int32_t token_words, band_words, block_words;  // of a row
+  int32_t token_words, band_words, block_words;  // words of a row
 };
 
 struct PatternCall {
@@ -40,10 +40,10 @@ struct PatternCall {
   int32_t n_q_heads, group_size;
   float sm_scale;
   // Areas of the work space, which serve one sequence at a time.
-  int32_t n_pieces, n_runs;              // of a query head's keys, at most
-  int32_t n_token_parts, n_band_parts;   // of a query head, at most
+  int32_t n_pieces, n_runs;              // pieces and runs of a query head's keys, at most
+  int32_t n_token_parts, n_band_parts;   // parts of a query head's tokens and bands, at most
   int32_t n_sums;                        // sums of a probe that the area has room for
-  int32_t n_key_blocks, n_query_blocks;  // at most
+  int32_t n_key_blocks, n_query_blocks;  // key blocks and query blocks, at most
   float_pair* sums;                      // [n_q_heads][n_sums][kPatternProbes], logits in units of log2(e)
   float* lse;                            // [n_q_heads][kPatternProbes], in units of log2(e)
   float* columns;                        // [n_q_heads][max_keys]: sums of the weights of a token

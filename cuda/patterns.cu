@@ -20,8 +20,8 @@ static const WideProbeKernels kWideProbes[] = {{}};
 
 namespace {
 
-constexpr int64_t kMostBlocks = 65535;     // of a grid's second and third dimension
-constexpr int32_t kMostShared = 96 << 10;  // of query rows: 64 of 256 numbers, each the sum of three
+constexpr int64_t kMostBlocks = 65535;     // blocks in a grid's second and third dimension
+constexpr int32_t kMostShared = 96 << 10;  // bytes of query rows: 64 of 256 numbers, each the sum of three
 constexpr int32_t kMostWideShared = 216 << 10, kLeastProbeStages = 2;
 constexpr uint32_t kKnownKinds =
     TANDEM_PATTERN_FULL | TANDEM_PATTERN_A_SHAPE | TANDEM_PATTERN_VERTICAL_SLASH | TANDEM_PATTERN_BLOCK_SPARSE;
@@ -50,7 +50,7 @@ const auto& kernels_of(int32_t k_type) {
 
 int64_t ceil_divide(int64_t n, int64_t by) { return (n + by - 1) / by; }
 
-// ---- what a call needs --------------------------------------------------------------------------------------------------
+// ---- sizes --------------------------------------------------------------------------------------------------------------
 
 ChoicePlaces places_of(const DevicePatterns& call) {
   const PatternChoices choices(call.sequences.max_keys, call.sequences.max_q_len, kQueryBlock);
@@ -102,7 +102,7 @@ PatternCall describe(const DevicePatterns& call) {
   return described;
 }
 
-// ---- what is refused ----------------------------------------------------------------------------------------------------
+// ---- checks -------------------------------------------------------------------------------------------------------------
 
 int32_t check_sizes(const DevicePatterns& call, DeviceError* error) {
   const DeviceSequences& sequences = call.sequences;
@@ -148,7 +148,7 @@ int32_t check_lists(const DevicePatterns& call, DeviceError* error) {
       last_head >= call.layer->n_q_heads)
     return fail(error, TANDEM_ERROR_INTERNAL, 0, "n_lists", "%d lists of heads from %d on, each %d behind the one before",
                 call.n_lists, call.first_head, call.head_step);
-  const int64_t n_lists = ceil_divide(call.sequences.max_q_len, kQueryBlock) * call.n_lists;  // of a sequence
+  const int64_t n_lists = ceil_divide(call.sequences.max_q_len, kQueryBlock) * call.n_lists;  // lists of a sequence
   if (n_lists * call.n_granules <= INT32_MAX) return TANDEM_OK;
   return fail(error, TANDEM_ERROR_UNSUPPORTED, 0, "n_granules", "%lld lists of %d granules: these are too many",
               static_cast<long long>(n_lists), call.n_granules);

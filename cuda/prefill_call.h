@@ -23,9 +23,9 @@ struct PrefillKernel {
   int32_t k_dim, v_dim;
   int32_t tile_rows;  // query rows of a block
   int32_t tile_keys;
-  int32_t n_threads;     // of a block
-  int32_t n_blocks;      // on a multiprocessor, at most
-  int32_t shared_bytes;  // dynamic
+  int32_t n_threads;     // threads of a block
+  int32_t n_blocks;      // blocks on a multiprocessor, at most
+  int32_t shared_bytes;  // dynamic shared memory of a block
   int32_t state_floats;
   int32_t of_multiprocessor;  // shared memory that the kernel is made for (kernels/shared_sizes.cuh), 0: for 9.0 alone
   int32_t most_q_parts;       // most summands of a query's numbers that the kernel multiplies

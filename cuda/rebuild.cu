@@ -26,7 +26,7 @@ bool is_converted(const Layer& layer) {
 }
 
 int64_t converted_bytes(const Layer& layer, int64_t n_rows) {
-  return is_converted(layer) ? aligned(2 * n_rows * layer.hidden_dim()) : 0;  // in 16 bits
+  return is_converted(layer) ? aligned(2 * n_rows * layer.hidden_dim()) : 0;  // numbers have 16 bits
 }
 
 int64_t sums_bytes(const Layer& layer, int32_t dim, int64_t n_rows) { return aligned(n_rows * layer.n_kv_heads * dim * 4); }

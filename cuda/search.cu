@@ -20,16 +20,16 @@ namespace {
 
 using BoundChunksKernel = void (*)(BoundChunksCall);
 
-constexpr int32_t kBlocksAtOnce = 2;    // on a multiprocessor; 1 where a judge reads keys in f32
+constexpr int32_t kBlocksAtOnce = 2;    // blocks on a multiprocessor; 1 where a judge reads keys in f32
 constexpr int64_t kRounds = 4;          // rounds of blocks that the device runs, where there is work for them
-constexpr int32_t kMostPieces = 128;    // of a KV head's candidates
-constexpr int32_t kMostBlocks = 65535;  // of a grid's second and third dimension
-constexpr int32_t kMostQueries = 64;    // of a query block
+constexpr int32_t kMostPieces = 128;    // pieces of a KV head's candidates
+constexpr int32_t kMostBlocks = 65535;  // blocks in a grid's second and third dimension
+constexpr int32_t kMostQueries = 64;    // queries of a query block
 constexpr int32_t kMostChunkShift = 8;
-constexpr int32_t kMostShared = 64 << 10;  // of query rows
+constexpr int32_t kMostShared = 64 << 10;  // bytes of query rows
 constexpr int32_t kMostWideShared = 178 << 10;
 constexpr int32_t kLeastWideQueries = 16;
-constexpr int32_t kTileBytes = 32 * sizeof(uint4);  // of a chunk of eight query rows, as one summand
+constexpr int32_t kTileBytes = 32 * sizeof(uint4);  // bytes of a chunk of eight query rows, as one summand
 
 // Indices: whether q is bf16; whether rows of bounds are read in one step.
 constexpr SearchKernel kBoundsKernels[2][2] = {{search_kernel<BoundsJudge<3, false>>, search_kernel<BoundsJudge<3, true>>},
@@ -56,7 +56,7 @@ const auto& kernels_of(int32_t k_type) {
 
 int32_t n_lists_of(const DeviceSearch& call) { return call.shares_lists != 0 ? 1 : call.layer->n_kv_heads; }
 
-// ---- what a stage may need ----------------------------------------------------------------------------------------------
+// ---- sizes --------------------------------------------------------------------------------------------------------------
 
 // True if `other` is there at every length at which `stage` is.
 bool covers(const DeviceSearchStage& other, const DeviceSearchStage& stage) {
@@ -98,7 +98,7 @@ int64_t n_at_once_of(const DeviceSearch& call, int32_t idx, int32_t n_multiproce
   return int64_t{n_multiprocessors} * (is_large ? 1 : kBlocksAtOnce);
 }
 
-// Returns the number of blocks that are worth sharing the candidates of a query block and KV head. Each warp has 16 rows.
+// Returns the most blocks that it pays to share the candidates of a query block and KV head among. Each warp has 16 rows.
 int64_t most_pieces(const DeviceSearch& call, int32_t idx) {
   const DeviceSearchStage& stage = call.stages[idx];
   const int64_t n_rows = most_candidates(call, idx) << (stage.judge == TANDEM_JUDGE_EXACT ? stage.chunk_shift : 0);
@@ -109,8 +109,8 @@ int64_t n_pairs_of(const DeviceSearch& call) {
   return std::max<int64_t>(1, int64_t{call.sequences.n_sequences} * call.layer->n_kv_heads);
 }
 
-// Returns the number of blocks that share them: as many as run at once. Where that would leave a part of the device idle,
-// more, so that small parts end at about the same time.
+// Returns the number of blocks that share the candidates of a query block and KV head: as many as run at once. Where that
+// would leave a part of the device idle, more, so that small parts end at about the same time.
 int32_t n_pieces_of(const DeviceSearch& call, int32_t idx, int32_t n_multiprocessors) {
   const int64_t n_pairs = n_pairs_of(call), n_at_once = n_at_once_of(call, idx, n_multiprocessors);
   const int64_t n_wanted = n_pairs * kRounds <= n_at_once ? n_at_once / n_pairs - (bounds_chunks(call, idx) ? 1 : 0)
@@ -148,7 +148,7 @@ int64_t plan_room(const DeviceSearch& call, int32_t n_multiprocessors, SearchCal
   return plan.bytes();
 }
 
-// ---- what is refused ----------------------------------------------------------------------------------------------------
+// ---- checks -------------------------------------------------------------------------------------------------------------
 
 int32_t check_bounds(const DeviceBounds* bounds, int32_t n, const char* field, DeviceError* error) {
   if (n < 0 || n > kMostSearchStages)
@@ -275,7 +275,7 @@ int32_t wide_pieces(const DeviceSearch& call, int32_t idx, int32_t n_multiproces
   const int64_t n_pairs = n_pairs_of(call), n = n_multiprocessors;
   const int64_t most = std::clamp<int64_t>(kRounds * n / n_pairs, 1, most_pieces(call, idx));
   int64_t best = 1;
-  double best_share = 0.0;  // of the device, that has work
+  double best_share = 0.0;  // share of the device that has work
   for (int64_t p = 1; p <= most; ++p) {
     const int64_t n_blocks = n_pairs * p, n_places = (n_blocks + n - 1) / n * n;
     const double share = static_cast<double>(n_blocks) / static_cast<double>(n_places);
@@ -382,7 +382,7 @@ int32_t launch_bound_chunks(const DeviceBoundChunks& call, const LaunchOn& on, D
   if (call.sequences.n_sequences > kMostBlocks || call.sequences.max_keys > INT32_MAX / 2)
     return fail(error, TANDEM_ERROR_UNSUPPORTED, 0, "n_sequences", "%d sequences of up to %lld keys are too many",
                 call.sequences.n_sequences, static_cast<long long>(call.sequences.max_keys));
-  int64_t n_chunks = 1;  // of a sequence
+  int64_t n_chunks = 1;  // chunks of a sequence, at most
   for (int32_t i = 0; i < call.n_bounds; ++i)
     n_chunks = std::max(n_chunks, call.sequences.max_keys >> call.bounds[i].chunk_shift);
   const int64_t n_wanted = (int64_t{kBlocksAtOnce} * on.n_multiprocessors - 1) / call.sequences.n_sequences + 1;

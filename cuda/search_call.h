@@ -60,7 +60,7 @@ struct WideKernels {
   SearchKernel bounds, exact, sums, descent;
 };
 
-inline constexpr int kSearchWarps = 8, kBoundWarps = 8;  // of a block
-inline constexpr int32_t kMostSearchLists = 65536;       // that counters have room for
+inline constexpr int kSearchWarps = 8, kBoundWarps = 8;  // warps of a block
+inline constexpr int32_t kMostSearchLists = 65536;       // lists that counters have room for
 
 }  // namespace tandem::cuda

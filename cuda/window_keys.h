@@ -5,7 +5,7 @@
 
 namespace tandem::cuda {
 
-// Where rows of K lie in the window.
+// The place and the layout of rows of K in the window.
 struct WindowKeys {
   const std::byte *codes, *scales;                // of KV head 0 and slot 0, in the page that tables call 0
   int64_t codes_head_stride, scales_head_stride;  // bytes

@@ -101,8 +101,8 @@ struct RowLine {
   __device__ static int n_queries(const AppendCall& call) { return call.append.q.data != nullptr ? call.n_q_heads : 0; }
 };
 
-// Finds the at-th row of the line. Reads only what no kernel writes (lib/tables/device.h). Behind the line's end the row is
-// empty.
+// Finds the at-th row of the line. Reads only data that no kernel writes (lib/tables/device.h). Behind the line's end the
+// row is empty.
 template <Rotates kRotates>
 __device__ inline NewRow find_new_row(const AppendCall& call, const RowLine& line, int at) {
   NewRow row = {};

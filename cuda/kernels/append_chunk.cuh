@@ -16,7 +16,7 @@ struct ChunkRows {
   int plane, head, n_rows;
   int first_row;               // its index in the tensor
   int first_resident;          // index among these rows; earlier rows go to the buffer alone
-  std::byte *window, *buffer;  // of the first row
+  std::byte *window, *buffer;  // place of the first row
   std::byte *window_scales, *buffer_scales;
 };
 

@@ -53,7 +53,7 @@ struct DecodeShape {
   static constexpr int kThreads = 32 * kWarps, kUnitKeys = 16 * kWarps;
   static constexpr int kLeastUnits = 2, kPieceUnits = 1 << 30, kRoundUnits = 0;
   static constexpr int kStateStride = kVDim;
-  static constexpr int kStateFloats = kRows * (kVDim + 2);  // of a piece: o, then m and l of each row
+  static constexpr int kStateFloats = kRows * (kVDim + 2);  // floats of a piece's state: o, then m and l of each row
   // Warps leave their states in the place of the pipeline.
   static constexpr int kPipelineBytes =
       kWarps * (kStages * kStageBytes > 4 * kStateFloats ? kStages * kStageBytes : 4 * kStateFloats);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Decode for compute capability 9.0. As decode.cuh, but the copy engine brings the keys, and the products of keys are
-// transposed.
+// Decode for compute capability 9.0. As decode.cuh, but the copy engine brings the keys, and the product of queries and
+// keys is transposed.
 //
 // A block has a multiprocessor to itself. Each warp has every kWarps-th unit of kKeys keys of the block's piece
 // (decode_work.cuh). A warp's units travel through kStages stages of its own, as boxes whose copies one lane starts.
@@ -10,7 +10,7 @@
 //   S [16 x 8 keys]    = q [16 x dims] K [dims x 8 keys]        softmax over keys: along a row, which 4 lanes share
 //   O [dims x 8 rows] += V [dims x 16 keys] P [16 keys x 8 rows]
 //
-// Of the 16 rows of q, 8 are a tile of query rows. The other 8 are a second tile or, with one tile, the second summand of
+// 8 of the 16 rows of q are a tile of query rows. The other 8 are a second tile or, with one tile, the second summand of
 // the first.
 //
 // A call is short compared with the work around its reads. So a block finds its piece, starts the copies of its keys, and

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // The decode kernel for compute capability 9.0 (decode_sm90.cuh) with at most four query rows and keys that are codes.
 // Conversions of codes take most of the time, so everything else is kept short. The 8 columns of a product are 4 rows of q
-// in two summands each. Its 16 rows are keys or dims, which are the columns in decode_sm90.cuh.
+// in two summands each. Its 16 rows are keys or dims. In decode_sm90.cuh keys are columns.
 //
 //   S [16 keys x 8]   = K [16 keys x dims] q [dims x 8]     columns 2 r and 2 r + 1: the two summands of row r
 //   O [16 dims x 8]  += V [16 dims x keys] P [keys x 8]     the same columns, of weights times scales

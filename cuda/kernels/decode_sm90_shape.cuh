@@ -63,7 +63,7 @@ struct StagedQueries {
 };
 
 template <class Shape>
-inline constexpr int kQueryItems = (4 * Shape::kKSteps + 31) / 32;  // of four numbers, of a lane
+inline constexpr int kQueryItems = (4 * Shape::kKSteps + 31) / 32;  // a lane's items of four numbers
 
 template <class Shape, class T>
 __device__ inline void load_row(const DecodeCall& call, const Piece& piece, int r, float (&x)[kQueryItems<Shape>][4]) {

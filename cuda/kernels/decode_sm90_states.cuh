@@ -22,9 +22,9 @@ struct RowState {
 };
 
 template <class Shape>
-using Logits = float[Shape::kTiles][Shape::kKeys / 8][2];  // of row g of each tile
+using Logits = float[Shape::kTiles][Shape::kKeys / 8][2];  // logits of row g of each tile
 template <class Shape>
-using FewLogits = float[Shape::kKeys / 8];  // of row t, keys 8 n + key_of(g)
+using FewLogits = float[Shape::kKeys / 8];  // logits of row t, keys 8 n + key_of(g)
 
 template <class Shape>
 __device__ inline void clear(RowState<Shape>& state) {

@@ -34,7 +34,7 @@ struct WithLists : Shape {
 // An item and the block's part of its keys.
 struct Piece {
   DeviceSequence sequence;
-  int head = 0, first_row = 0, n_rows = 0;  // of the sequence's rows: q_len * group_size
+  int head = 0, first_row = 0, n_rows = 0;  // rows of the sequence's q_len * group_size
   int item = 0;
   int first_unit = 0, end_unit = 0;    // the piece's units, of the item's; none: the block has no work
   int stride = 0;                      // from one unit of a warp to its next; above kWarps: other blocks have units between
@@ -171,7 +171,7 @@ __device__ inline Piece find_piece(const DecodeCall& call, const Share& share, i
   const int block = static_cast<int>(blockIdx.x), lane = threadIdx.x % 32;
   const int target = share.is_by_item ? block : at;
   const int n = n_entries<Shape>(call);
-  int first = 0;  // blocks or units of the entries before
+  int first = 0;  // blocks or units of earlier entries
   for (int s = 0; s < n; s += 32) {
     const Extent own = extent_of<Shape>(call, s + lane);
     const int each = share.is_by_item ? share.of_item(own.units) : own.units;

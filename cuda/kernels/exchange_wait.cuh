@@ -197,8 +197,8 @@ __device__ inline void wait_until_sent(const DeviceExchange& exchange, int64_t e
   while (load_acquire(word(exchange, kRowsSent)) != static_cast<Word>(epoch) && !is_faulty(exchange)) __nanosleep(50);
 }
 
-// Called at the end of an observe, whose blocks count themselves after a fence. The last block tells the host, which may
-// read from then on what all blocks wrote to the slot and to the windows.
+// Called at the end of an observe, whose blocks count themselves after a fence. The last block tells the host. From then on
+// the host may read the writes of all blocks to the slot and to the windows.
 __device__ inline void hand_over_observed(const DeviceExchange& exchange, Word n_tickets) {
   if (threadIdx.x != 0 || atomicAdd(word(exchange, kBlocksObserved), Word{1}) + 1 < gridDim.x) return;
   *word(exchange, kBlocksObserved) = 0;

@@ -69,7 +69,7 @@ struct CandidateNumbers {
   __device__ uint32_t again(int i) const { return kept[i]; }
 };
 
-// ---- what is kept --------------------------------------------------------------------------------------------------------
+// ---- kept chunks ---------------------------------------------------------------------------------------------------------
 
 // Adds to the best chunks the next one of each, if it begins among the candidates. Each chunk is written once. Returns
 // their number.

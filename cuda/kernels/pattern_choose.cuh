@@ -22,7 +22,7 @@ struct TokenNumbers {
 struct BandNumbers {
   const float* bands;
   int farthest;  // band of run 0
-  int n_tiles;   // of all runs
+  int n_tiles;   // tiles of all runs
 
   __device__ BandNumbers(const PatternCall& call, const DeviceSequence& sequence, int head)
       : bands(call.bands + int64_t{head} * call.n_runs * kRunBands) {
@@ -79,11 +79,11 @@ struct ChosenBits {
 template <class Numbers>
 struct ChoicePart {
   static constexpr int kAtOnce = 4;  // numbers that a thread loads at once
-  Numbers numbers;                   // of the head
+  Numbers numbers;                   // scores of the head's candidates
   ChosenBits bits;
   int* bins;        // [kDigits][kBins], of the head
   int end, begin;   // candidates of the head; the part's first candidate
-  int n, n_wanted;  // of the part; of the head
+  int n, n_wanted;  // candidates of the part; choices of the head
 
   __device__ uint32_t first(int i) const { return numbers.first(begin + i); }
   __device__ uint32_t again(int i) const { return numbers.again(begin + i); }

@@ -161,7 +161,7 @@ struct UnitLister {
   }
 };
 
-// Where a list goes.
+// The place of a list: its entries and its granules.
 struct ListPlace {
   int64_t first_keys;  // the first of attend()'s sequences with queries of the block
   int64_t first_granule;

@@ -36,7 +36,7 @@ static_assert(kSearchWarps * 32 >= kPatternProbes);
 struct ProbeJob {
   const DeviceSequence* sequence;
   int head, kv_head;
-  int end;                    // tokens
+  int end;                    // token behind the last key
   int n_probes, first_probe;  // token of the first probe
   int first_key, run;         // first token of the warp's run, and the number of the run
   int own, column;            // r and 2 j of the lane (above)

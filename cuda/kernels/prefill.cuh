@@ -35,7 +35,7 @@ struct PrefillShape {
   static constexpr int kOfMultiprocessor = kOfMultiprocessor_;
   using K = K_;
   using V = V_;
-  using Number = typename V::ValueNumber;  // of weights
+  using Number = typename V::ValueNumber;  // type of the summands of weights
   static constexpr int kKDim = kKDim_, kVDim = kVDim_, kQParts = kQParts_;
   using KRow = RowShape<K, kKDim>;
   using VRow = RowShape<V, kVDim>;
@@ -66,7 +66,7 @@ struct PrefillShape {
   static constexpr int kStageBytes = kSlices * (KRow::kSliceBytes + VRow::kSliceBytes), kStages = 2;
   static constexpr int kQBytes = kQParts * kRows * KRow::kSteps * 32;
   static constexpr int kStateStride = kVDim + (40 - kVDim % 32) % 32;  // rows 8 banks apart
-  static constexpr int kStateFloats = kRows * (kStateStride + 2);      // of a block: o, then m and l of each row
+  static constexpr int kStateFloats = kRows * (kStateStride + 2);  // floats of a block's state: o, then m and l of each row
   static constexpr int kUsedBytes = kQBytes + kStages * kStageBytes;
   static constexpr int kSharedBytes = kUsedBytes > 4 * kStateFloats ? kUsedBytes : 4 * kStateFloats;
   static constexpr int kBlocks =

@@ -33,7 +33,7 @@ __device__ inline JoinedEnd join_row(const PrefillCall& call, const Piece& piece
   return {{is_empty ? 0.0f : of_own / sum / l, most + logf(sum)}, of_before / sum};
 }
 
-// Where row r of a piece goes, and where its state from before lies.
+// The places of row r of a piece: in the output, and in the state from before.
 struct RowPlace {
   int64_t out = 0, before = 0;
 };

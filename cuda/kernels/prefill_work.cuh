@@ -28,8 +28,8 @@
 
 namespace tandem::cuda {
 
-// The kernel of a shape for calls with tiles. Most shapes have tiles only so. Shape::has_tiles() returns whether a call has
-// tiles.
+// The kernel of a shape for calls with tiles. Shape::has_tiles() returns whether a call has tiles. Most shapes have tiles
+// only in this form.
 template <class Shape>
 struct WithTiles : Shape {
   __device__ static constexpr bool has_tiles(const PrefillCall&) { return true; }

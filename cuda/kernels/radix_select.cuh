@@ -149,7 +149,7 @@ __device__ inline LastKept find_last(const Numbers& numbers, int n, int n_kept, 
   return known.last;
 }
 
-// ---- what is kept --------------------------------------------------------------------------------------------------------
+// ---- kept candidates -----------------------------------------------------------------------------------------------------
 
 // Calls take() for all candidates. Each warp has a part of them, which begins at a multiple of 32, and counts its kept
 // candidates before it takes any. Whole warps call take(first, kept, at): bit l of `kept` says that candidate first + l is

@@ -19,7 +19,7 @@ inline constexpr int kNormWarps = 8, kStoreWarps = 8;
 struct NormCall {
   const void* x;
   void* to;
-  const float *weight, *bias;  // or null
+  const float *weight, *bias;  // null where the norm has none
   int32_t dim, x_type, to_type;
   int64_t x_bytes, x_scales_at;  // of a row of x; offset of its scales
   int32_t norm;
@@ -33,11 +33,11 @@ struct StoreCall {
   int32_t n_heads, dim, type;
   int32_t four_bytes;  // bytes of four numbers' codes
   std::byte *codes, *scales;
-  int64_t head_stride[2], row_bytes[2];  // of codes, of scales
+  int64_t head_stride[2], row_bytes[2];  // of codes, and of scales
   int64_t page_bytes;
   int32_t page_len;
   Rotation rotation;
-  const int64_t* page_positions;  // where rows are rotated
+  const int64_t* page_positions;  // position of slot 0 of each page, where rows are rotated
 };
 struct StoreCalls {
   StoreCall of[2];  // K, V

@@ -200,8 +200,8 @@ struct RowShape {
   static constexpr int kStride = ((kBytes + 15) / 16 | 1) * 16;
   static constexpr int kScales =
       Stored::kGroup == 0 ? 0 : (kDim + Stored::kGroup - 1) / (Stored::kGroup > 0 ? Stored::kGroup : 1);
-  static constexpr int kSteps = (kDim + Stored::kStep - 1) / Stored::kStep * Stored::kStep / 16;  // of 16 dims
-  static constexpr int kSliceBytes = 16 * kStride + 32 * kScales;                                 // of 16 keys
+  static constexpr int kSteps = (kDim + Stored::kStep - 1) / Stored::kStep * Stored::kStep / 16;  // steps of 16 dims
+  static constexpr int kSliceBytes = 16 * kStride + 32 * kScales;  // bytes of 16 keys and their scales
 };
 
 // Copies 16 rows of a plane and their scales. Rows outside [lo, hi), which may reach beyond the 16, become zeros, and the

@@ -42,7 +42,7 @@ __device__ inline void pin(float (&x)[n]) {
   for (int i = 0; i < n; ++i) asm volatile("" : "+f"(x[i])::"memory");
 }
 
-// Makes what threads wrote to shared memory visible to products.
+// Makes the threads' writes to shared memory visible to products.
 __device__ inline void fence_products() { asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory"); }
 
 __device__ inline void init_barrier(uint32_t barrier, int n_arrivals) {

@@ -53,8 +53,8 @@ __device__ __forceinline__ void find_largest(const float (&d)[kWidth / 2], float
   for (int i = 0; i < kKeys; ++i) best[i] = largest_over(larger(most[i][0], most[i][1]), 1, 4);
 }
 
-// Returns the address of a token's row of K, of the block's KV head. For token -1 it is marked as padding, and a row that
-// exists.
+// Returns the address of a token's row of K, of the block's KV head. For token -1, returns the address of an
+// existing row, marked as padding.
 __device__ inline uintptr_t find_key(const SearchCall& call, const SearchJob& job, int token) {
   int slot;
   const int64_t page = find_page(call.search.sequences, job.sequence, call.keys.page_len, max(token, 0), &slot);
@@ -75,7 +75,7 @@ struct WideBounds {
     const DeviceBounds& bounds;
     FoundRows& found;
     WideItems items;
-    bool is_first;  // of the passes over query heads
+    bool is_first;  // first pass over query heads
 
     __device__ int n() const { return items.n_rounds; }
     __device__ int item(int i) const { return items.first + i * items.step; }
@@ -125,7 +125,7 @@ struct WideExact {
     const SearchCall& call;
     const SearchJob& job;
     const ExactKeys& keys;
-    const float* less;  // of each of the query rows
+    const float* less;  // subtracted from the products with each query row
     FoundRows& found;
     WideItems items;
     bool is_first;

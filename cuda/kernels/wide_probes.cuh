@@ -30,7 +30,7 @@
 
 namespace tandem::cuda {
 
-inline constexpr int kGroupWarps = 4;  // of a warpgroup
+inline constexpr int kGroupWarps = 4;  // warps of a warpgroup
 inline constexpr int kGroupThreads = 32 * kGroupWarps;
 inline constexpr int kBoxBytes = kProbeTile * kSwizzledRow;  // 64 numbers of the keys of a tile
 static_assert(kWideRuns == kGroupWarps);
@@ -41,9 +41,9 @@ extern __shared__ __align__(1024) std::byte probe_space[];
 struct WideJob {
   const DeviceSequence* sequence;
   int kv_head, first_head, n_heads;  // query heads
-  int end;                           // tokens
+  int end;                           // token behind the last key
   int n_probes, first_probe;         // token of the first probe
-  int n_tiles;                       // of the first runs of all its pieces
+  int n_tiles;                       // tiles of the first runs of all its pieces
 
   // Finds the job. Returns false if the block has no work.
   __device__ bool find(const PatternCall& call, int most_heads) {
@@ -215,8 +215,8 @@ struct Sight {
 
 // A probe's sum is relative to 2^most. `most` is the largest logit so far, or less as long as terms are small enough.
 struct WideProbeSums {
-  static constexpr int kProbes = kPatternProbes / 4;  // of a lane: 2 n + h
-  static constexpr float kRoom = 0x1p64f;             // of terms
+  static constexpr int kProbes = kPatternProbes / 4;  // probes of a lane: 2 n + h
+  static constexpr float kRoom = 0x1p64f;             // limit of a term
   const WideJob& job;
   WideLane lane;
   float scale;

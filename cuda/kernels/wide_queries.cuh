@@ -14,7 +14,7 @@
 
 namespace tandem::cuda {
 
-inline constexpr int kGroupWarps = 4;               // of a warpgroup
+inline constexpr int kGroupWarps = 4;               // warps of a warpgroup
 inline constexpr int kPieces = kWideStep / kEight;  // 16-byte pieces that a row has of a step
 
 extern __shared__ __align__(1024) std::byte wide_space[];
@@ -24,8 +24,9 @@ __device__ inline uint32_t wide_stages() { return (shared_address(wide_space) + 
 __device__ inline uint32_t wide_rows() { return wide_stages() + kWideGroups * kWideStages * kWideStageBytes; }
 __device__ inline int n_wide_steps(int n_numbers) { return (n_numbers + kWideStep - 1) / kWideStep; }
 
-// Of two neighbouring numbers of a query row, keeps those above 0 (is_upper), which multiply the largest numbers of a row
-// of bounds, or those below 0, which multiply its smallest numbers. The others become 0.
+// Keeps one side of two neighbouring numbers of a query row. With is_upper, it keeps numbers above 0, which multiply the
+// largest numbers of a row of bounds. Otherwise it keeps numbers below 0, which multiply the smallest ones. Other numbers
+// become 0.
 __device__ inline uint32_t numbers_of_side(uint32_t pair, bool is_upper) {
   const uint32_t below = ((pair & 0x8000u) != 0 ? 0xffffu : 0u) | ((pair & 0x80000000u) != 0 ? 0xffff0000u : 0u);
   return pair & (is_upper ? ~below : below);
@@ -184,7 +185,7 @@ __device__ __forceinline__ void walk_wide(Places& places, uint32_t q, int n_numb
     step = 0;
   }
   wait_for_copies<0>();
-  sync_threads(1 + group, 32 * kGroupWarps);  // the next walk's first copies overwrite what warps may still multiply
+  sync_threads(1 + group, 32 * kGroupWarps);  // the next walk's first copies overwrite stages that warps may still multiply
 }
 
 }  // namespace tandem::cuda
