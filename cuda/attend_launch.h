@@ -7,7 +7,7 @@
 
 namespace tandem::cuda {
 
-// Launches attend() on one device. That device is current in every call. Any thread may call.
+// Launches attend() on one device, which is current in every call. Any thread may call.
 class AttendLauncher {
  public:
   explicit AttendLauncher(const DeviceLimits& limits);

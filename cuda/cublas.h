@@ -19,8 +19,8 @@ struct Product {
   float* y = nullptr;
 };
 
-// cuBLAS on one device. That device is current in every call. A handle serves one thread at a time, so callers hold a lock
-// while they multiply.
+// cuBLAS on one device, which is current in every call. A handle serves one thread at a time, so callers hold a lock while
+// they multiply.
 class Cublas {
  public:
   static constexpr int64_t kWorkspaceBytes = int64_t{4} << 20;  // no product is faster with cuBLAS's own default of 32 MiB

@@ -6,9 +6,9 @@
 
 namespace tandem::cuda {
 
-// Launches decode kernels on one device. That device is current in every call. Any thread may call. A workspace holds the
-// states and, behind them, counters that are 0 between calls. states_bytes is the size of all states, the same in the calls
-// of every launcher.
+// Launches decode kernels on one device, which is current in every call. Any thread may call. A workspace holds the states
+// and, behind them, counters that are 0 between calls. states_bytes is the size of all states, the same in the calls of
+// every launcher.
 class DecodeLauncher {
  public:
   // The most query rows of a sequence and KV head. More rows go to prefill kernels, as decode kernels would read K and V

@@ -46,11 +46,11 @@ inline constexpr uint64_t kMapBase = 1 << 20;  // the first address in any map
 struct DecodeKernel {
   int32_t k_type, v_type;
   int32_t k_dim, v_dim;
-  int32_t tile_rows;     // threads of a block
-  int32_t n_threads;     // dynamic shared memory of a block
-  int32_t shared_bytes;  // dynamic
+  int32_t tile_rows;     // query rows that a block works on at once
+  int32_t n_threads;     // threads of a block
+  int32_t shared_bytes;  // dynamic shared memory of a block
   int32_t state_floats;
-  int32_t of_multiprocessor;  // the kernel's limit of shared memory (kernels/shared_sizes.cuh), 0: it takes maps
+  int32_t of_multiprocessor;  // made for this shared memory (kernels/shared_sizes.cuh); 0: the kernel takes maps
   bool is_narrow;             // q is multiplied as f16, else as bf16
   bool takes_lists;           // the kernel serves calls with key lists, and no others
   const void* function;

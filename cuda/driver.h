@@ -72,7 +72,7 @@ inline int32_t check(cudaError_t result, const char* what, DeviceError* error) {
               cudaGetErrorString(result), cudaGetErrorName(result));
 }
 
-// Finds a driver function of at least the given version at run time, as the module does not link the driver.
+// Finds a driver function, as of a version, at run time: the module does not link the driver.
 inline cudaError_t look_up_driver(const char* name, unsigned version, void** function) {
   cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
 #if CUDART_VERSION >= 12050

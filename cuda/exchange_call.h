@@ -20,12 +20,12 @@ struct AppendCall {
   int32_t k_dim, v_dim;
   int32_t k_type, v_type;
   int32_t k_four_bytes, v_four_bytes;  // bytes of the codes of four numbers
-  int32_t token_rows;          // rows of q, K and V together that a token has in this call; below 2^30 for all tokens
-  int64_t row_bytes[kPlanes];  // as stored
-  int64_t window_k_bytes;      // of a row of K in the window
-  Rotation rotation;           // where the library applies RoPE
-  float hadamard_factor;       // 1 / sqrt(k_dim), where rows of K get a Hadamard rotation before they are rounded
-  int32_t x_dim, x_type;       // of hidden states, which are a token's last rows, with 256 numbers a row
+  int32_t token_rows;                  // rows that a token has here, of q, K, V and hidden states; below 2^30 for all tokens
+  int64_t row_bytes[kPlanes];          // as stored
+  int64_t window_k_bytes;              // of a row of K in the window
+  Rotation rotation;                   // where the library applies RoPE
+  float hadamard_factor;               // 1 / sqrt(k_dim), where rows of K get a Hadamard rotation before they are rounded
+  int32_t x_dim, x_type;               // of hidden states, which are a token's last rows, with 256 numbers a row
   int32_t x_four_bytes, x_scale_bytes;  // of hidden states: bytes of four numbers' codes; bytes of a group's scales
   int32_t x_group_fours;                // how many groups of four numbers share scales; 0: hidden states have no scales
   int64_t x_bytes, x_scales_at;         // bytes of a hidden state as stored; offset of its scales

@@ -67,7 +67,7 @@ struct Splits {
 };
 
 // Prefers large clusters, as blocks merge faster in a cluster than through memory. A size is good enough if its clusters
-// have at least 3/4 of the blocks that would run without clusters. The split may have two more blocks than keys have tiles.
+// have at least 3/4 of the blocks that would run without clusters. Rounding may add two blocks that have no tile.
 Splits choose_splits(const PrefillKernel& kernel, int64_t n_items, int64_t most_splits, int32_t n_at_once, int32_t n_left) {
   const int64_t n = std::max<int64_t>(std::min((n_at_once - n_left) / n_items, most_splits), 1);
   const Splits alone = {static_cast<int32_t>(n), 1};

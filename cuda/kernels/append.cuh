@@ -2,8 +2,8 @@
 // Writes new rows to the window and to the host's slot, and queries to the slot.
 //
 // A warp takes a row at a time: one head of q, K or V of one token. The line of all rows is q's heads, K's heads, V's heads
-// of the first token, then of the next. A lookup in device memory finds the token's sequence, and with it the places of its
-// rows. Rows of K and V are rounded once and written twice:
+// and the hidden state of the first token, then of the next. A lookup in device memory finds the token's sequence, and with
+// it the places of its rows. Rows of K and V are rounded once and written twice:
 //
 //   window   planes[p] + page + head * head_stride[p] + slot * row_bytes[p]      where the token is resident
 //   slot     rows_at[p] + (head * n_rows + row) * row_bytes[p]                 always: the host's store has every token

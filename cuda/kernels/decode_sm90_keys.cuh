@@ -29,7 +29,7 @@ struct Pipeline {
 struct KeyMaps {
   const CUtensorMap* k;
   const CUtensorMap* v;
-  // Of granules, for calls with key lists.
+  // Maps of granules, for calls with key lists.
   const CUtensorMap* k_granule = nullptr;
   const CUtensorMap* v_granule = nullptr;
 };

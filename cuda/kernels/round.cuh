@@ -149,8 +149,8 @@ __device__ inline StoredFour quantise(const float (&x)[kLaneNumbers]) {
   return {make_uint4(codes, 0, 0, 0), to_f16(scale)};
 }
 
-// q4_64. A group is 16 lanes, all within the row. StoredFour::scale has the scale and, above it, the minimum. Of zeros with
-// either sign the first counts.
+// q4_64. A group is 16 lanes, all within the row. StoredFour::scale has the scale and, above it, the minimum. If both zeros
+// occur, the sign of the first counts.
 __device__ inline StoredFour quantise_to_minimum(const float (&x)[kLaneNumbers]) {
   float least = x[0], most = x[0];
   bool is_finite = true;

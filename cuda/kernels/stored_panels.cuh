@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Storage types as the decode kernel of compute capability 9.0 multiplies them: one struct per type, over rows in panels
-// (bulk_copy.cuh). Of 8 keys, place c holds key key_of(c). Fragments count places.
+// (bulk_copy.cuh). Place c of 8 keys holds key key_of(c). Fragments count places.
 //
 //   keys(b, at, j)      B [16 dims x 8 keys] for every 8 keys, of kKeySteps steps from j on; at: the lane's key_row()
 //   values(a, at, b)    A [16 dims x 16 keys] for every 16 keys, of kValueSteps blocks from b on; at: value_row() of V.

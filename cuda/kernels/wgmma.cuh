@@ -20,8 +20,8 @@ __device__ inline uint64_t describe_matrix(uint32_t at, int block_bytes) {
          uint64_t{1} << 62;
 }
 
-// Products into d [64 x kWidth] of a warpgroup. A warp has 16 rows. Of each 8 columns, a thread has its part of a C
-// fragment (warp_ops.cuh).
+// Products into d [64 x kWidth] of a warpgroup. A warp has 16 rows. A thread has its part of a C fragment (warp_ops.cuh) of
+// each 8 columns.
 //   keys:   d = a b^T or d += a b^T, a [64 x 16] and b [kWidth x 16] in shared memory
 //   values: d += a b, a a fragment in registers, b [16 x kWidth] in shared memory
 //   rows:   d = a b^T or d += a b^T, a a fragment in registers, b [kWidth x 16] in shared memory
