@@ -71,18 +71,18 @@ int32_t refuse_tiles(const DeviceAttend& call, DeviceError* error) {
 
 }  // namespace
 
-// States have the room that any kernel needs on this device: calls of different shapes may share a workspace, and none may
-// leave a state where another counts.
+// The area of states has the room that any kernel needs on this device. Calls of different shapes may share a workspace,
+// and no call may leave a state where another call counts.
 AttendLauncher::AttendLauncher(const DeviceLimits& limits)
     : decode_(limits),
       prefill_(limits),
       states_bytes_((std::max(decode_.states_bytes(), prefill_.states_bytes()) + kAlign - 1) / kAlign * kAlign) {}
 
-// Decode kernels read a sequence's keys once for each tile of query rows; the prefill kernel for up to 64 rows reads them
-// once. Calls of 9 to 16 rows, for which there may be a decode kernel with tiles of 16, go to the prefill kernel where they
-// have one sequence and one or two KV heads: they take 0.62 to 0.91 of the time there up to 65,536 keys, and as long at
-// 200,000. With 8 KV heads and 100,000 keys they would take 9 % longer, and the keys of many sequences are not shared out as
-// evenly.
+// Decode kernels read a sequence's keys once for each tile of query rows. The prefill kernel for up to 64 rows reads them
+// once. For calls of 9 to 16 rows a decode kernel with tiles of 16 may exist. With one sequence and one or two KV heads
+// such calls go to the prefill kernel: they take 0.62 to 0.91 of the time there up to 65,536 keys, and as long at 200,000.
+// With 8 KV heads and 100,000 keys they would take 9 % longer, and the prefill kernel shares out the keys of many sequences
+// less evenly.
 bool AttendLauncher::is_decode(const DeviceAttend& call) const {
   constexpr int64_t kTileRows = 8;
   constexpr int32_t kFewHeads = 2;
@@ -134,7 +134,7 @@ int64_t AttendLauncher::workspace_bytes(const DeviceAttend& of) const {
   const Layer layer = window_layer(*of.layer);
   DeviceAttend call = of;
   call.layer = &layer;
-  // Of the queries that it is asked for, a call may be of fewer.
+  // A call may have fewer queries than this one, and so go to the other launcher.
   return states_bytes_ + std::max(decode_.counters_bytes(call), prefill_.counters_bytes(call));
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// attend(): by decode or by prefill kernels.
+// attend(): chooses between decode and prefill kernels, and launches.
 #pragma once
 
 #include "cuda/decode_attend.h"
@@ -7,7 +7,7 @@
 
 namespace tandem::cuda {
 
-// Of one device, which is current in every call. Any thread.
+// Launches attend() on one device, which is current in every call. Any thread may call.
 class AttendLauncher {
  public:
   explicit AttendLauncher(const DeviceLimits& limits);

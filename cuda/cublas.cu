@@ -17,7 +17,7 @@ struct Functions {
   decltype(&cublasDestroy_v2) destroy;
   decltype(&cublasSetStream_v2) set_stream;
   decltype(&cublasSetWorkspace_v2) set_workspace;
-  // By hand: in C++ the name stands for several functions.
+  // Spelled out, as cublasGemmEx is overloaded in C++ and decltype cannot name one overload.
   cublasStatus_t (*gemm)(cublasHandle_t, cublasOperation_t, cublasOperation_t, int m, int n, int k, const void* alpha,
                          const void* a, cudaDataType_t, int lda, const void* b, cudaDataType_t, int ldb, const void* beta,
                          void* c, cudaDataType_t, int ldc, cublasComputeType_t, cublasGemmAlgo_t);
@@ -26,7 +26,7 @@ struct Functions {
                           long long b_stride, const void* beta, void* c, cudaDataType_t, int ldc, long long c_stride,
                           int n_of, cublasComputeType_t, cublasGemmAlgo_t);
   decltype(&cublasGetStatusString) status_text;
-  std::string refusal;  // "": they are there
+  std::string refusal;  // "": all functions were found
 };
 
 template <typename Function>
@@ -35,7 +35,7 @@ void find(void* library, Function* function, const char* name, std::string* refu
   if (*function == nullptr && refusal->empty()) *refusal = std::string(TANDEM_CUBLAS " has no ") + name;
 }
 
-// Where the loader looks, then where it was when this module was built. Never closed.
+// Opens the library where the loader finds it, else where it was when this module was built. Never closes it.
 Functions open_library() {
   Functions made = {};
   void* library = dlopen(TANDEM_CUBLAS, RTLD_NOW | RTLD_LOCAL);
@@ -91,7 +91,7 @@ int32_t Cublas::begin(cudaStream_t stream, void* workspace, DeviceError* error) 
   return check(functions().set_workspace(handle, workspace, kWorkspaceBytes), "cublasSetWorkspace", error);
 }
 
-// cuBLAS counts columns first: its matrices are ours transposed.
+// cuBLAS is column-major, so its matrices are ours transposed.
 int32_t Cublas::multiply(const Product& product, DeviceError* error) {
   const float one = 1.0f, zero = 0.0f;
   const auto n_in = static_cast<int>(product.n_in), n_out = static_cast<int>(product.n_out);

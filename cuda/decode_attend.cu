@@ -45,8 +45,8 @@ int32_t make_maps(const DecodeKernel& kernel, CUtensorMap (&maps)[4], DeviceErro
   return TANDEM_OK;
 }
 
-// Is a better than b for n_rows? The one for this device, then the one with the fewest rows that these fit into, then the
-// one with most.
+// True if a is better than b for n_rows. Prefers the kernel for this device, then the kernel with the fewest rows a tile
+// that n_rows fit into, then the kernel with the most rows a tile.
 bool is_better(const DecodeKernel& a, const DecodeKernel& b, int64_t n_rows) {
   if (takes_maps(a) != takes_maps(b)) return takes_maps(a);
   if (a.of_multiprocessor != b.of_multiprocessor) return a.of_multiprocessor > b.of_multiprocessor;
@@ -56,9 +56,10 @@ bool is_better(const DecodeKernel& a, const DecodeKernel& b, int64_t n_rows) {
 
 }  // namespace
 
-// Newer devices have the copy engine, but some of them less shared memory: these have the kernels for older ones.
+// Newer devices have the copy engine, but some have less shared memory than kernels with maps need. They run the kernels
+// for older devices.
 bool DecodeLauncher::serves_maps(const DecodeKernel& kernel) const {
-  constexpr int32_t kStatic = 2048;  // and what is not dynamic
+  constexpr int32_t kStatic = 2048;  // shared memory that is not dynamic, at most
   return limits_.code >= 90 && kernel.shared_bytes + kStatic <= limits_.shared_of_block;
 }
 
@@ -104,12 +105,12 @@ int64_t DecodeLauncher::states_bytes() const {
   return bytes * limits_.n_multiprocessors;
 }
 
-// Of more queries there are more tiles, as far as queries are this launcher's.
+// More queries need more tiles. Calls with more than kMostRows query rows go to the other launcher.
 int64_t DecodeLauncher::counters_bytes(const DeviceAttend& of) const {
   DeviceAttend call = of;
   call.sequences.max_q_len =
       std::min(call.sequences.max_q_len, static_cast<int32_t>(kMostRows / std::max(call.layer->group_size, 1)));
-  // A call of fewer queries may have another kernel.
+  // A call of fewer queries may use another kernel, so all kernels of these types count.
   int64_t n_counts = 0;
   for (const DecodeKernel* kernel : kPairs)
     for (; kernel->function != nullptr; ++kernel)
@@ -131,14 +132,14 @@ int32_t DecodeLauncher::launch(const DeviceAttend& call, int64_t states_bytes, c
   DecodeCall described = describe_call(call, kernel->is_narrow, limits_);
   described.max_tiles = static_cast<int32_t>(max_tiles(call, *kernel));
   described.states = static_cast<float*>(call.workspace);
-  // Counts of groups come first: a planned step may launch more sequences than the workspace is for, which have no keys and
+  // Counts of groups come first. A planned step may launch more sequences than the workspace is for. These have no keys and
   // so count nothing.
   described.group_counters = reinterpret_cast<int32_t*>(static_cast<std::byte*>(call.workspace) + states_bytes);
   described.counters = described.group_counters + n_blocks;
-  CUtensorMap maps[4];  // of K and V; with lists those of granules, too
+  CUtensorMap maps[4];  // of K and V; with lists also of their granules
   if (const int32_t code = make_maps(*kernel, maps, error); code != TANDEM_OK) return code;
   void* arguments[] = {&described, &maps[0], &maps[1], &maps[2], &maps[3]};  // a kernel takes as many as it has
-  // Kernels that take maps may start before the kernel before them has ended, and wait for that themselves.
+  // Kernels that take maps may start before the kernel before them has ended. They wait for its end themselves.
   cudaLaunchAttribute starts_early = {};
   starts_early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   starts_early.val.programmaticStreamSerializationAllowed = 1;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// From a kernel's shape to its line in the table.
+// Makes a kernel's line in the table from its shape.
 #pragma once
 
 #include "cuda/decode_call.h"

@@ -20,11 +20,11 @@ constexpr int kLeastCapability = 80;
 
 struct Device {
   int idx;
-  int32_t n_multiprocessors, code;  // the code that it runs: 90 is 9.0
-  bool has_90a;                     // it runs code that is for 9.0 alone
+  int32_t n_multiprocessors, code;  // the code that the device runs: 90 is 9.0
+  bool has_90a;                     // the device runs code for 9.0 alone (90a)
   AttendLauncher launcher;
   Rebuilder rebuilder = {};
-  cudaStream_t pulse_stream = nullptr;  // of check()
+  cudaStream_t pulse_stream = nullptr;  // for check()
   cudaEvent_t pulse = nullptr;
 };
 
@@ -75,10 +75,10 @@ void close(void* self) {
   delete device;
 }
 
-// The build's option TANDEM_CUDA_MOST_SHARED makes any device one that has no more shared memory, for tests. Code from
-// before 9.0, which a device may compile for itself, has no large kernels (kernels/shared_sizes.cuh).
+// The build's option TANDEM_CUDA_MOST_SHARED limits the shared memory of any device, for tests. Code from before 9.0, which
+// a device may run after compilation from PTX, has no large kernels (kernels/shared_sizes.cuh).
 int32_t find_limits(int32_t device_idx, const DeviceInfo& info, DeviceLimits* limits, DeviceError* error) {
-  constexpr int kOfSystem = 1024;  // of a block, of which a multiprocessor has one at least
+  constexpr int kOfSystem = 1024;  // that the system takes of each block; a multiprocessor has at least one
   int of_block = 0, of_multiprocessor = 0;
   TANDEM_CUDA_TRY(cudaDeviceGetAttribute(&of_block, cudaDevAttrMaxSharedMemoryPerBlockOptin, device_idx), error);
   TANDEM_CUDA_TRY(cudaDeviceGetAttribute(&of_multiprocessor, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device_idx),
@@ -205,8 +205,8 @@ void release_shared(void* self, void* host) {
   cudaFreeHost(host);
 }
 
-// What has ended a context shows in the answers about work: an event on a stream where nothing else is, which no call waits
-// for. Another thread may be capturing meanwhile, which forbids such questions unless one asks to be let off.
+// An ended context shows in the result of work. check_device() queries an event on a stream of its own, which never waits.
+// Another thread may be capturing a graph, which forbids such calls unless this thread exchanges its capture mode.
 int32_t check_device(void* self, DeviceError* error) {
   const Device& device = device_of(self);
   const OnDevice on(device.idx);
@@ -217,7 +217,7 @@ int32_t check_device(void* self, DeviceError* error) {
   if (result == cudaSuccess) result = cudaStreamQuery(device.pulse_stream);
   cudaThreadExchangeStreamCaptureMode(&mode);
   if (result != cudaErrorNotReady) return check(result, "cudaStreamQuery", error);
-  cudaGetLastError();  // it is no failure
+  cudaGetLastError();  // not a failure
   return TANDEM_OK;
 }
 
@@ -320,7 +320,7 @@ int32_t copy_strided(void* self, const StridedCopy* copy, void* stream, DeviceEr
 
 int32_t copy_batch(void* self, const StridedCopy* copies, int64_t n_copies, void* stream, DeviceError* error) {
   constexpr int64_t kLeastRow =
-      128 << 10;  // bytes: a batch brings a row in 1.2 us at best, one copy all of its rows at once
+      128 << 10;  // bytes; a batch needs 1.2 us or more a row, and one copy brings all rows of a StridedCopy at once
   const OnDevice on(device_of(self).idx);
   TANDEM_CUDA_TRY(on.result(), error);
   RowBatch batch(static_cast<cudaStream_t>(stream));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// CUDA's results as DeviceErrors.
+// Converts CUDA's results to DeviceErrors.
 #pragma once
 
 #include <cudaTypedefs.h>
@@ -12,7 +12,7 @@
 
 namespace tandem::cuda {
 
-// Fills *error and returns code. field names the argument that was refused, "" where none applies.
+// Fills *error and returns code. field names the refused argument, "" where none applies.
 [[gnu::format(printf, 5, 6)]] inline int32_t fail(DeviceError* error, int32_t code, int64_t underlying, const char* field,
                                                   const char* format, ...) {
   *error = {};
@@ -26,7 +26,7 @@ namespace tandem::cuda {
   return code;
 }
 
-// What ends a context: nothing will work on the device from then on.
+// True if the result ends the context. Nothing works on the device from then on.
 inline bool ends_context(cudaError_t result) {
   switch (result) {
     case cudaErrorIllegalAddress:
@@ -54,12 +54,12 @@ inline bool ends_context(cudaError_t result) {
   }
 }
 
-// Of a call of the CUDA run time. What ends the context is DEVICE_LOST, memory that is not there OUT_OF_MEMORY, a device
-// that the module was not compiled for UNSUPPORTED, everything else BACKEND.
+// Converts a result of the CUDA run time. Results that end the context become DEVICE_LOST, missing memory becomes
+// OUT_OF_MEMORY, a device that the module was not compiled for UNSUPPORTED, and all else BACKEND.
 inline int32_t check(cudaError_t result, const char* what, DeviceError* error) {
   if (result == cudaSuccess) return TANDEM_OK;
   if (result == cudaErrorMemoryAllocation) {
-    cudaGetLastError();  // it does not stick
+    cudaGetLastError();  // clears the error, which is not sticky
     return fail(error, TANDEM_ERROR_OUT_OF_MEMORY, result, "", "%s: %s", what, cudaGetErrorString(result));
   }
   if (result == cudaErrorNoKernelImageForDevice || result == cudaErrorInvalidDeviceFunction) {
@@ -72,7 +72,7 @@ inline int32_t check(cudaError_t result, const char* what, DeviceError* error) {
               cudaGetErrorString(result), cudaGetErrorName(result));
 }
 
-// A function of the driver, as of a version: the module does not link it.
+// Finds a driver function, as of a version, at run time: the module does not link the driver.
 inline cudaError_t look_up_driver(const char* name, unsigned version, void** function) {
   cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
 #if CUDART_VERSION >= 12050
@@ -84,8 +84,8 @@ inline cudaError_t look_up_driver(const char* name, unsigned version, void** fun
   return found == cudaDriverEntryPointSuccess ? cudaSuccess : cudaErrorSymbolNotFound;
 }
 
-// The driver's idea of what is current, which the run time does not tell: a context of the caller's own looks like the
-// device's there.
+// The driver's calls for the current context. The run time cannot report it: a context that the caller made looks to the
+// run time like the device's own.
 struct ContextCalls {
   PFN_cuCtxGetCurrent_v4000 get = nullptr;
   PFN_cuCtxSetCurrent_v4000 set = nullptr;
@@ -103,7 +103,7 @@ struct ContextCalls {
   }
 };
 
-// Makes a device current for a scope, and then what was before: a device, a context of the caller's own, or none.
+// Makes a device current for a scope. Restores what was current before: a device, the caller's own context, or none.
 class OnDevice {
  public:
   explicit OnDevice(int device) : calls_(ContextCalls::found()), result_(calls_.result) {

@@ -14,16 +14,17 @@
 namespace tandem::cuda {
 namespace {
 
-// Rows of an append that one block takes alone, two to a warp: what several need to count each other takes longer.
+// An append of at most this many rows runs in one block, two rows to a warp. Counting several blocks would take longer.
 constexpr int64_t kAloneRows = 2 * kAppendAloneWarps;
-constexpr int64_t kMostBlocks = 1024;  // of an append; then warps take several rows
-// Of appends that others run beside, blocks that take a multiprocessor each: what sends a ticket's rows as fast as the host
-// takes them, or as many as are free beside a prefill of 128 blocks, of which another wave would begin for one more. They do
-// not wait there for the append before, or those behind it would have the whole device.
+constexpr int64_t kMostBlocks = 1024;  // of an append; with more rows, a warp takes several
+// Blocks of appends that leave room for other kernels. Each block takes a multiprocessor. kSomeBlocks send a ticket's rows
+// as fast as the host takes them. kFewBlocks multiprocessors are free beside a prefill of 128 blocks, and one block more
+// would begin another wave. These appends do not start before the kernel before has ended, or their waiting blocks would
+// take the whole device.
 constexpr int64_t kSomeBlocks = 16, kFewBlocks = 4;
-// An append beside attention has one block, or two that are a cluster and so lie side by side. The limits: bytes of K and V
-// that one block copies, bytes that two blocks copy, and rows of q, K and V that one block rounds. Beyond these it is faster
-// to have all multiprocessors and let attention wait for the whole append.
+// An append beside attention has one block, or two in a cluster, so that they lie side by side. The limits: bytes of K and
+// V that one block copies, bytes that two blocks copy, and rows of q, K and V that one block rounds. Larger appends are
+// faster on all multiprocessors, with attention waiting for the whole append.
 constexpr int64_t kAloneCopied = int64_t{32} << 10, kMostCopied = int64_t{128} << 10;
 constexpr int64_t kMostRoundedBeside = 64;
 constexpr int64_t kMostRows = int64_t{1} << 30;
@@ -35,7 +36,8 @@ int32_t check_rows(const DeviceRows& rows, const char* field, DeviceError* error
   return fail(error, TANDEM_ERROR_UNSUPPORTED, 0, field, "%s is neither f32 nor f16 nor bf16 (dtype %d)", field, rows.dtype);
 }
 
-// What kernels write by 16 bytes begins at a multiple of them. Of a single slot none is ever free.
+// Places that kernels write 16 bytes at a time begin at multiples of 16. An exchange of a single slot would never have a
+// free slot.
 int32_t check_exchange(const DeviceExchange& exchange, DeviceError* error) {
   int64_t offsets = exchange.slot_bytes | exchange.q_at | exchange.o_at | exchange.x_at;
   for (const int64_t at : exchange.rows_at) offsets |= at;
@@ -156,14 +158,14 @@ int32_t launch_upload(void* to, const void* from, int64_t bytes, const LaunchOn&
   return launch_kernel(upload_kernel, dim3(static_cast<unsigned>(n_blocks)), kUploadWarps, call, on, error);
 }
 
-// The chunk may begin within a page.
+// The grid has a page more than the tokens fill, as the chunk may begin within a page.
 static int32_t launch_append_chunk(const AppendCall& call, const LaunchOn& on, DeviceError* error) {
   const int32_t page_len = call.append.pages.page_len, n_pages = (call.append.n_tokens + page_len - 1) / page_len + 1;
   return launch_kernel(append_chunk_kernel, dim3(static_cast<unsigned>(n_pages), static_cast<unsigned>(2 * call.n_kv_heads)),
                        kAppendWarps, call, on, error);
 }
 
-// Whether the rows of K, or of V, are in the storage type, in units of 16 bytes.
+// True if the rows of K, or of V, are in the storage type, in units of 16 bytes.
 static bool are_copied(const DeviceRows& rows, int32_t type, int64_t bytes) {
   const int64_t number = rows.dtype == TANDEM_F32 ? 4 : 2;
   return rows.dtype == type && bytes % 16 == 0 && reinterpret_cast<uintptr_t>(rows.data) % 16 == 0 &&
@@ -179,7 +181,7 @@ static int64_t copied_bytes(const AppendCall& call) {
   return call.append.n_tokens * call.n_kv_heads * (call.row_bytes[kPlaneK] + call.row_bytes[kPlaneV]);
 }
 
-// Rows that are rotated are written with all else (kernels/append.cuh).
+// Appends that rotate rows write all rows in one pass (kernels/append.cuh), so attention cannot run beside them.
 bool runs_beside(const DeviceAppend& call, int32_t capability) {
   if (call.epoch == 0 || capability < 90 || rotates_queries(*call.layer) || call.x.data != nullptr) return false;
   if (call.k.data == nullptr || call.exchange.flags == nullptr || call.idx.n_heads > 0) return false;

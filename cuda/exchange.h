@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// append(), merge(), observe() and small copies: what is refused, which grid. The device is current in every call; any
-// thread.
+// append(), merge(), observe() and small copies: refuses calls that no kernel serves, and chooses grids. The device is
+// current in every call. Any thread may call.
 #pragma once
 
 #include "cuda/driver.h"
@@ -8,28 +8,32 @@
 
 namespace tandem::cuda {
 
-// Has the kernels on the device before the first call: loading one later might have to wait for a merge that waits.
+// Loads the kernels onto the device before the first call. Loading a kernel later could block behind a merge that waits for
+// the host.
 int32_t load_exchange_kernels(DeviceError* error);
 int32_t load_observe_kernels(DeviceError* error);
-// Which compute capability's code the device runs: 90 is 9.0. What it has compiled for itself counts as what it is made of.
+// Finds the compute capability of the code that the device runs: 90 is 9.0. Code that the driver compiled from PTX counts
+// as the version of that PTX.
 int32_t find_code_version(int32_t* version, DeviceError* error);
-// On which stream, and of what device.
+// The stream and the device of a launch.
 struct LaunchOn {
   cudaStream_t stream = nullptr;
-  int32_t capability = 0;  // of the code that the device runs: 90 is 9.0
+  int32_t capability = 0;  // compute capability of the code that the device runs: 90 is 9.0
   int32_t n_multiprocessors = 0;
-  int32_t of_cluster = 1;    // blocks
-  int32_t shared_bytes = 0;  // of a block: dynamic
-  bool has_90a = false;      // the device runs code that is for 9.0 alone
+  int32_t of_cluster = 1;    // blocks of a cluster
+  int32_t shared_bytes = 0;  // dynamic shared memory of a block
+  bool has_90a = false;      // the device runs code for 9.0 alone (90a)
 };
-// A little from pinned memory to the device's, past what the copy engine has to do (kernels/upload.cuh).
+// True if launch_upload() may make this copy, from pinned host memory to the device. Such small copies do not queue behind
+// the work of the copy engine (kernels/upload.cuh).
 bool may_upload(const void* to, const void* from, int64_t bytes);
 int32_t launch_upload(void* to, const void* from, int64_t bytes, const LaunchOn& on, DeviceError* error);
-// Whether attention may run beside the append: it has an epoch, the device runs code for 9.0, no rows are rotated, the layer
-// keeps no hidden states, the call names no keys, K is not f32 (no kernel for f32 runs beside an append), and there are few
-// rows: up to 128 KiB of K and V of up to 512 tokens where they are copied as they are, else up to 64 rows of q, K and V.
+// True if attention may run beside the append. The append has an epoch and the device runs code for 9.0. No rows are
+// rotated, the layer keeps no hidden states, the call names no keys, and K is not f32 (no kernel for f32 runs beside an
+// append). The rows are few: up to 128 KiB of K and V of up to 512 tokens where rows are copied as they are, else up to 64
+// rows of q, K and V.
 bool runs_beside(const DeviceAppend& call, int32_t capability);
-// How many multiprocessors such an append takes.
+// Returns the number of multiprocessors that such an append takes.
 int32_t append_blocks(const DeviceAppend& call);
 // The word in which such an append writes its epoch once the window has its rows.
 const int64_t* rows_written(const DeviceExchange& exchange);
@@ -43,7 +47,7 @@ Rotation rotation_of(const RopeTable& table, const float* cos_sin);
 int32_t check_rows(const DeviceRows& rows, const char* field, DeviceError* error);
 int32_t check_exchange(const DeviceExchange& exchange, DeviceError* error);
 
-// Of kernels that begin with begin_behind().
+// Launches a kernel that begins with begin_behind().
 template <class Call>
 int32_t launch_kernel(void (*kernel)(Call), dim3 n_blocks, int n_warps, const Call& call, const LaunchOn& on,
                       DeviceError* error) {

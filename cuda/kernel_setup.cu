@@ -100,7 +100,7 @@ int32_t count_clusters(const void* function, int32_t n_threads, int32_t shared_b
   int device = 0;
   if (cudaGetDevice(&device) != cudaSuccess) return 0;
   static std::mutex mutex;
-  static std::map<std::tuple<int, const void*, int32_t>, int32_t> counts;  // asking takes as long as a launch
+  static std::map<std::tuple<int, const void*, int32_t>, int32_t> counts;  // a query takes as long as a launch
   std::lock_guard lock(mutex);
   if (const auto found = counts.find({device, function, n_blocks}); found != counts.end()) return found->second;
   cudaLaunchAttribute cluster = {};
@@ -132,7 +132,7 @@ int32_t make_map(const BoxShape& box, CUtensorMap* map, DeviceError* error) {
   const CUtensorMapSwizzle swizzle = box.panel_bytes == 128  ? CU_TENSOR_MAP_SWIZZLE_128B
                                      : box.panel_bytes == 64 ? CU_TENSOR_MAP_SWIZZLE_64B
                                                              : CU_TENSOR_MAP_SWIZZLE_32B;
-  // Boxes take 128 bytes of a row: where each miss brings 256, reading takes a tenth longer.
+  // L2 promotion takes 128 bytes of a row. With 256 bytes a miss, reading takes a tenth longer.
   const CUresult result =
       encode(map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 4, reinterpret_cast<void*>(kMapBase), dims, strides, sides, steps,
              CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);

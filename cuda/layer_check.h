@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What the module does not do with a layer, whatever the call: the one place that says so.
+// Refuses layers that the module cannot serve in any call. No other file states these limits.
 #pragma once
 
 #include "cuda/driver.h"
@@ -8,10 +8,10 @@
 
 namespace tandem::cuda {
 
-inline constexpr int32_t kMostDims = 256;    // of a row: a warp holds one, 8 numbers a lane
-inline constexpr int32_t kLeastRotated = 4;  // dims: what a lane holds side by side
+inline constexpr int32_t kMostDims = 256;    // of a row: a warp holds one row, 8 numbers a lane
+inline constexpr int32_t kLeastRotated = 4;  // dims of a rotated row: the numbers that a lane holds side by side
 
-// Rows are rounded to these as they are appended (kernels/round.cuh).
+// True if append() can round rows to this type (kernels/round.cuh).
 constexpr bool rounds_to(int32_t dtype) {
   switch (dtype) {
     case TANDEM_F32:
@@ -32,7 +32,7 @@ inline int32_t check_dims(int32_t dims, const char* field, DeviceError* error) {
               kMostDims);
 }
 
-// UNSUPPORTED and the reason.
+// Returns UNSUPPORTED and the reason if the module cannot serve the layer.
 inline int32_t check_layer(const Layer& layer, DeviceError* error) {
   if (layer.v_aliases_k)
     return fail(error, TANDEM_ERROR_UNSUPPORTED, 0, "v_aliases_k", "v_aliases_k = 1: this module has no kernel for MLA");

@@ -11,14 +11,14 @@ namespace {
 
 using ObserveKernel = void (*)(ObserveCall);
 
-// Runs of a sequence and KV head where these are so many that blocks are not all there at once: small parts end together.
+// Runs of a sequence and KV head where not all blocks run at once: small parts end at about the same time.
 constexpr int64_t kLeastRuns = 8;
 constexpr int64_t kMostBlocks = int64_t{1} << 30;
-constexpr int32_t kLeastRun = 64;  // tokens, of any kernel
+constexpr int32_t kLeastRun = 64;  // tokens, for any kernel
 
 constexpr struct {
   int32_t k_type;
-  ObserveKernel of_chunks[3][2];  // of 2, 4 and 8: dims up to 64, 128 and 256; whether q is plain
+  ObserveKernel of_chunks[3][2];  // chunks 2, 4 and 8: dims up to 64, 128 and 256; whether q is plain
 } kKernels[] = {
 #define TANDEM_OBSERVE_CHUNKS(type, n) \
   { observe_kernel<type, n, false>, observe_kernel<type, n, true> }
@@ -32,12 +32,12 @@ constexpr struct {
 #undef TANDEM_OBSERVE_CHUNKS
 };
 
-// layer: as windows have it.
+// Finds the kernel. layer is as windows have it.
 ObserveKernel find_kernel(const Layer& layer, const DeviceRows& q) {
   for (const auto& of_type : kKernels)
     if (of_type.k_type == layer.k_type)
       return of_type.of_chunks[layer.k_head_dim <= 64 ? 0 : layer.k_head_dim <= 128 ? 1 : 2][is_plain(q, layer.k_head_dim)];
-  return nullptr;  // check_layer() has none of these
+  return nullptr;  // check_layer() refuses all other types
 }
 
 int32_t check_observe(const DeviceObserve& call, DeviceError* error) {
@@ -68,8 +68,8 @@ int32_t load_observe_kernels(DeviceError* error) {
   return TANDEM_OK;
 }
 
-// As many blocks as there may be at once, or a few for each sequence and KV head; no more than there are keys for. Replays
-// may have any lengths up to max_keys, and blocks find out which.
+// Launches as many blocks as run at once, or a few for each sequence and KV head, but no more than the keys need. Replays
+// may have any lengths up to max_keys, and blocks read them.
 int32_t launch_observe(const DeviceObserve& call, const LaunchOn& on, DeviceError* error) {
   if (const int32_t code = check_observe(call, error); code != TANDEM_OK) return code;
   const Layer layer = window_layer(*call.layer);

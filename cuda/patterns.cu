@@ -20,15 +20,15 @@ static const WideProbeKernels kWideProbes[] = {{}};
 
 namespace {
 
-constexpr int64_t kMostBlocks = 65535;     // of a grid's second and third dimension
-constexpr int32_t kMostShared = 96 << 10;  // of query rows: 64 of 256 numbers, each the sum of three
+constexpr int64_t kMostBlocks = 65535;     // blocks in a grid's second and third dimension
+constexpr int32_t kMostShared = 96 << 10;  // bytes of query rows: 64 of 256 numbers, each the sum of three
 constexpr int32_t kMostWideShared = 216 << 10, kLeastProbeStages = 2;
 constexpr uint32_t kKnownKinds =
     TANDEM_PATTERN_FULL | TANDEM_PATTERN_A_SHAPE | TANDEM_PATTERN_VERTICAL_SLASH | TANDEM_PATTERN_BLOCK_SPARSE;
 
 constexpr struct {
   int32_t k_type;
-  PatternKernel sums[2], weights[2];  // whether q is bf16
+  PatternKernel sums[2], weights[2];  // index: whether q is bf16
   PatternKernel key_means;
 } kKernels[] = {
 #define TANDEM_PATTERNS(type)                                                                  \
@@ -50,7 +50,7 @@ const auto& kernels_of(int32_t k_type) {
 
 int64_t ceil_divide(int64_t n, int64_t by) { return (n + by - 1) / by; }
 
-// ---- what a call needs --------------------------------------------------------------------------------------------------
+// ---- sizes --------------------------------------------------------------------------------------------------------------
 
 ChoicePlaces places_of(const DevicePatterns& call) {
   const PatternChoices choices(call.sequences.max_keys, call.sequences.max_q_len, kQueryBlock);
@@ -62,7 +62,7 @@ ChoicePlaces places_of(const DevicePatterns& call) {
           static_cast<int32_t>(choices.block_words)};
 }
 
-// The counters of search() come first, and stay as they are. What one sequence and pattern has left, the next takes.
+// The counters of search() come first, and stay as they are. Sequences and patterns use the rest one after another.
 int64_t plan_room(const DevicePatterns& call, PatternCall* to) {
   const int64_t n_heads = call.layer->n_q_heads, dim = call.layer->k_head_dim;
   to->n_pieces = static_cast<int32_t>(ceil_divide(call.sequences.max_keys, kPieceKeys));
@@ -102,7 +102,7 @@ PatternCall describe(const DevicePatterns& call) {
   return described;
 }
 
-// ---- what is refused ----------------------------------------------------------------------------------------------------
+// ---- checks -------------------------------------------------------------------------------------------------------------
 
 int32_t check_sizes(const DevicePatterns& call, DeviceError* error) {
   const DeviceSequences& sequences = call.sequences;
@@ -148,7 +148,7 @@ int32_t check_lists(const DevicePatterns& call, DeviceError* error) {
       last_head >= call.layer->n_q_heads)
     return fail(error, TANDEM_ERROR_INTERNAL, 0, "n_lists", "%d lists of heads from %d on, each %d behind the one before",
                 call.n_lists, call.first_head, call.head_step);
-  const int64_t n_lists = ceil_divide(call.sequences.max_q_len, kQueryBlock) * call.n_lists;  // of a sequence
+  const int64_t n_lists = ceil_divide(call.sequences.max_q_len, kQueryBlock) * call.n_lists;  // lists of a sequence
   if (n_lists * call.n_granules <= INT32_MAX) return TANDEM_OK;
   return fail(error, TANDEM_ERROR_UNSUPPORTED, 0, "n_granules", "%lld lists of %d granules: these are too many",
               static_cast<long long>(n_lists), call.n_granules);
@@ -160,7 +160,7 @@ dim3 grid(int64_t x, int64_t y, int64_t z = 1) {
   return dim3(static_cast<unsigned>(x), static_cast<unsigned>(y), static_cast<unsigned>(z));
 }
 
-// Where a launch of a sequence's pattern fails, the others do not follow.
+// Launches a pattern's kernels for one sequence. After a failed launch the others are left out.
 struct Launches {
   const PatternCall& described;
   const LaunchOn& on;
@@ -178,14 +178,15 @@ struct Launches {
   }
 };
 
-// Bytes of the query rows that a block of a probe kernel has in shared memory.
+// Returns the bytes of the query rows that a block of a probe kernel has in shared memory.
 int32_t probe_shared(int32_t dim, int32_t n_parts) {
   const int32_t n_chunks = SixteenRows<TANDEM_BF16, kProbeChunks>::n_steps(dim) * kProbeChunks;
   return kProbeGroups * n_chunks * n_parts * 32 * static_cast<int32_t>(sizeof(uint4));
 }
 
-// The kernels that multiply the probes of a KV head's query heads at once, of as many as there are and as fit into shared
-// memory. Null: the other kernels serve the call. A single head to a KV head gains nothing.
+// Returns kernels that multiply the probes of several query heads of a KV head at once: as many heads as the KV head has,
+// as far as they fit into shared memory. Null: the other kernels serve the call. A KV head with a single query head gains
+// nothing.
 const WideProbeKernels* find_wide(const PatternCall& call, const LaunchOn& on) {
   const auto is_aligned = [](const void* at, int64_t stride) {
     return (reinterpret_cast<uintptr_t>(at) | stride) % 16 == 0;
@@ -232,7 +233,7 @@ void index_weights(Launches& launches) {
   for (const PatternKernel kernel : kChoiceKernels) launches.add(kernel, parts, kSearchWarps);
 }
 
-// Without key blocks there is nothing to choose from, and no bit to write.
+// Without key blocks, no block can be chosen and no bit is written.
 void index_blocks(Launches& launches) {
   const PatternCall& call = launches.described;
   if (call.n_key_blocks == 0) return;

@@ -19,9 +19,9 @@ const PrefillKernel* const kPairs[] = {
 #undef TANDEM_PREFILL_PAIR
 };
 
-constexpr int64_t kLeastTiles = 4;  // of keys, of a block, as a split costs a merge
+constexpr int64_t kLeastTiles = 4;  // least tiles of keys of a block, as a split costs a merge
 constexpr int32_t kFewRows = 64;
-constexpr int64_t kMostShared = 4;  // items for each block that runs at once, of calls whose keys are shared out by length
+constexpr int64_t kMostShared = 4;  // items for each block that runs at once, in calls whose keys are shared out by length
 
 int64_t max_tiles(const DeviceAttend& call, const PrefillKernel& kernel) {
   return (int64_t{call.sequences.max_q_len} * call.layer->group_size + kernel.tile_rows - 1) / kernel.tile_rows;
@@ -40,8 +40,8 @@ bool serves(const PrefillKernel& kernel, const Layer& layer) {
          kernel.v_dim == layer.v_head_dim;
 }
 
-// Is a better than b for n_rows rows that both serve? The one for this device, then the one with less to multiply, then the
-// one with the fewest rows that these fit into.
+// True if a is better than b for n_rows rows that both serve. Prefers the kernel for this device, then the kernel with
+// fewer summands to multiply, then the kernel with the fewest rows a tile that n_rows fit into.
 bool is_better(const PrefillKernel& a, const PrefillKernel& b, int64_t n_rows) {
   if (a.is_sm90 != b.is_sm90) return a.is_sm90;
   if (a.of_multiprocessor != b.of_multiprocessor) return a.of_multiprocessor > b.of_multiprocessor;
@@ -50,24 +50,24 @@ bool is_better(const PrefillKernel& a, const PrefillKernel& b, int64_t n_rows) {
   return a.tile_rows >= n_rows ? a.tile_rows < b.tile_rows : a.tile_rows > b.tile_rows;
 }
 
-// Clusters of so many blocks that run at once while an append beside them has n_left multiprocessors, which lie side by
-// side: a cluster lies within one of the device's groups of multiprocessors, and these have 16 or more.
+// Returns the clusters of `size` blocks that run at once while an append beside them has n_left multiprocessors, which lie
+// side by side. A cluster lies within one of the device's groups of multiprocessors, and a group has 16 or more.
 int32_t count_clusters_beside(const PrefillKernel& kernel, int32_t size, int32_t n_left) {
   constexpr int32_t kOfGroup = 16;
   return count_clusters(kernel.function, kernel.n_threads, kernel.shared_bytes, size) -
          (kOfGroup / size - (kOfGroup - n_left) / size);
 }
 
-// n: blocks of an item. of_cluster: blocks of a cluster. n_shares above 0: items get clusters by length (PrefillCall), and n
-// is not used.
+// n: blocks of an item. of_cluster: blocks of a cluster. n_shares above 0: items get clusters by length (PrefillCall), and
+// n is not used.
 struct Splits {
   int32_t n = 1, of_cluster = 1, n_shares = 0;
 
   int64_t n_blocks(int64_t n_items) const { return n_shares > 0 ? (n_shares + n_items) * of_cluster : n_items * n; }
 };
 
-// Prefers large clusters: they merge faster than blocks do through memory. A size will do if its clusters have at least 3/4
-// of the blocks that would run without clusters. It may add two blocks that have no tile.
+// Prefers large clusters, as blocks merge faster in a cluster than through memory. A size is good enough if its clusters
+// have at least 3/4 of the blocks that would run without clusters. Rounding may add two blocks that have no tile.
 Splits choose_splits(const PrefillKernel& kernel, int64_t n_items, int64_t most_splits, int32_t n_at_once, int32_t n_left) {
   const int64_t n = std::max<int64_t>(std::min((n_at_once - n_left) / n_items, most_splits), 1);
   const Splits alone = {static_cast<int32_t>(n), 1};
@@ -80,7 +80,7 @@ Splits choose_splits(const PrefillKernel& kernel, int64_t n_items, int64_t most_
   return alone;
 }
 
-// Of sequences that may be of unlike lengths: clusters as large as leaves one for each item.
+// For sequences of possibly different lengths: the largest clusters of which each item gets one.
 Splits choose_shares(const PrefillKernel& kernel, int64_t n_items, int64_t most_splits, int32_t n_at_once, int32_t n_left) {
   for (const int32_t size : {8, 4, 2}) {
     const int32_t n_fit = count_clusters_beside(kernel, size, n_left);
@@ -147,8 +147,8 @@ int64_t PrefillLauncher::counters_bytes(const DeviceAttend& call) const {
   for (const PrefillKernel* kernel : kPairs)
     for (; kernel->function != nullptr; ++kernel)
       if (serves(*kernel, *call.layer)) n_items = std::max(n_items, max_items(call, *kernel));
-  // Clusters that leave states have a count for each of their blocks. Shares are rounded up from 1.25 to 2,
-  // so of clusters that are divided by length there are up to 1.6 times as many as run at once.
+  // Clusters that leave states have a count for each of their blocks. Shares from 1.25 on are rounded up to 2, so division
+  // by length makes up to 1.6 times as many clusters as run at once.
   return std::max(n_items, 2 * int64_t{limits_.n_multiprocessors}) * 4;
 }
 
@@ -178,7 +178,7 @@ int32_t PrefillLauncher::launch(const DeviceAttend& call, int64_t states_bytes, 
   described.counters = reinterpret_cast<int32_t*>(static_cast<std::byte*>(call.workspace) + states_bytes);
   const int64_t most_keys = has_tiles ? int64_t{call.tiles.most_tiles} * kTileTokens : call.sequences.max_keys;
   const int64_t least_keys = (kernel->is_sm90 ? 1 : kLeastTiles) * kernel->tile_keys;  // clusters merge fast
-  // Beyond some rounds of blocks even the longest sequence is in the grid early enough.
+  // With more than kMostShared rounds of blocks, even the longest sequence's blocks start early enough.
   const bool by_length = kernel->is_sm90 && call.sequences.n_sequences > 1 && !has_tiles && call.lists.keys == nullptr &&
                          n_items <= kMostShared * n_at_once;
   const int32_t n_left = kernel->is_sm90 ? left_to_append(call, limits_) : 0;
@@ -186,7 +186,7 @@ int32_t PrefillLauncher::launch(const DeviceAttend& call, int64_t states_bytes, 
       (by_length ? choose_shares : choose_splits)(*kernel, n_items, most_keys / least_keys, n_at_once, n_left);
   described.n_splits = splits.n;
   described.n_shares = splits.n_shares;
-  CUtensorMap maps[2];  // of K and of V, whose rows have one length
+  CUtensorMap maps[2];  // of K and V, whose rows have one length; of granules
   BoxShape box = kernel->box;
   if (box.keys > 0)
     if (const int32_t code = make_map(box, &maps[0], error); code != TANDEM_OK) return code;
@@ -197,7 +197,7 @@ int32_t PrefillLauncher::launch(const DeviceAttend& call, int64_t states_bytes, 
   cudaLaunchAttribute attributes[2] = {};
   attributes[0].id = cudaLaunchAttributeClusterDimension;
   attributes[0].val.clusterDim = {static_cast<unsigned>(splits.of_cluster), 1, 1};
-  // Kernels for 9.0 may start before the kernel before them has ended, and wait for that themselves.
+  // Kernels for 9.0 may start before the kernel before them has ended. They wait for its end themselves.
   attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attributes[1].val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config = {};

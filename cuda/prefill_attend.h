@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Calls of many queries: which kernel, which grid, what it needs.
+// Calls of many queries: chooses the kernel, its grid and its work space.
 #pragma once
 
 #include "cuda/kernel_setup.h"
@@ -7,7 +7,7 @@
 
 namespace tandem::cuda {
 
-// What a kernel is chosen for.
+// The properties of a call that decide which kernel serves it.
 struct PrefillNeeds {
   const Layer& layer;
   const DeviceRows& q;
@@ -15,19 +15,19 @@ struct PrefillNeeds {
   KeyNames names;
 };
 
-// As DecodeLauncher (cuda/decode_attend.h).
+// Launches prefill kernels. Threads, devices and workspaces are as in DecodeLauncher (cuda/decode_attend.h).
 class PrefillLauncher {
  public:
   explicit PrefillLauncher(const DeviceLimits& limits) : limits_(limits) {}
 
-  // The kernel, and the blocks that run at once.
+  // Chooses the kernel. *n_blocks is the number of blocks that run at once.
   int32_t choose(const PrefillNeeds& needs, const PrefillKernel** kernel, int32_t* n_blocks, DeviceError* error) const;
-  // Whether there is a kernel for calls with granules.
+  // True if a kernel serves calls with granules.
   bool takes_granules(const Layer& layer, const DeviceRows& q) const;
-  // Whether there is a kernel for calls of few rows, more than a decode kernel has in a tile.
+  // True if a kernel for few rows serves the call. Such a kernel takes more rows than a tile of a decode kernel.
   bool serves_few_rows(const PrefillNeeds& needs) const;
   int64_t states_bytes() const;
-  int64_t counters_bytes(const DeviceAttend& call) const;  // whatever the type of the queries
+  int64_t counters_bytes(const DeviceAttend& call) const;  // enough for queries of any type
   int32_t launch(const DeviceAttend& call, int64_t states_bytes, cudaStream_t stream, DeviceError* error) const;
 
  private:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// From a kernel's shape to its line in the table.
+// Makes a kernel's line in the table from its shape.
 #pragma once
 
 #include "cuda/prefill_call.h"
@@ -32,7 +32,7 @@ PrefillKernel make_prefill_kernel() {
           {}};
 }
 
-// Of the kernels of compute capability 9.0, of queries that are one number each.
+// Kernels for compute capability 9.0. They multiply queries as one summand.
 template <class Shape>
 PrefillKernel make_groups_kernel(bool copies_q, KeyNames names, const void* function, const BoxShape& box = {}) {
   return {Shape::K::kDtype,

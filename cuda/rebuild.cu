@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
-// rebuild(): norm | K = x W_K and V = x W_V, in one call where they are of one shape | both into pages. In the work space:
+// rebuild(): norm | K = x W_K and V = x W_V, in one call where they have one shape | both into pages. The work space:
 //
-//   cuBLAS's | x as the products take it, where that is not x itself | sums, f32, of K | of V
+//   cuBLAS's | x converted for the products, where x itself does not serve | sums, f32, of K | of V
 //
-// x is given back as soon as it has been normalised, or where the store reads positions behind that, and pages are asked for
-// when there are sums to put into them.
+// The event `read` is recorded once x has been normalised, or later where the store reads positions. `writable` is waited
+// for once the sums are there, before the stores into pages.
 #include <algorithm>
 #include <functional>
 #include <utility>
@@ -17,7 +17,7 @@ namespace tandem::cuda {
 namespace {
 
 constexpr int64_t kAlign = 256, kMostBlocks = 4096, kMostRows = int64_t{1} << 24;
-constexpr uint64_t kMostApart = uint64_t{1} << 36;  // bytes
+constexpr uint64_t kMostApart = uint64_t{1} << 36;  // bytes between the two matrices, for one call
 
 int64_t aligned(int64_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
 
@@ -26,7 +26,7 @@ bool is_converted(const Layer& layer) {
 }
 
 int64_t converted_bytes(const Layer& layer, int64_t n_rows) {
-  return is_converted(layer) ? aligned(2 * n_rows * layer.hidden_dim()) : 0;  // in 16 bits
+  return is_converted(layer) ? aligned(2 * n_rows * layer.hidden_dim()) : 0;  // numbers have 16 bits
 }
 
 int64_t sums_bytes(const Layer& layer, int32_t dim, int64_t n_rows) { return aligned(n_rows * layer.n_kv_heads * dim * 4); }
@@ -67,7 +67,7 @@ int32_t launch_norm(const DeviceRebuild& call, void* to, const LaunchOn& on, Dev
   return launch_kernel(norm_kernel, dim3(static_cast<unsigned>(call.n_rows)), kNormWarps, described, on, error);
 }
 
-// plane: kPlaneK or kPlaneV.
+// Describes the store of a plane: kPlaneK or kPlaneV.
 StoreCall describe_store(const DeviceRebuild& call, Plane plane, const float* y) {
   const Layer& layer = *call.layer;
   const PlaneBytes bytes = plane_bytes(layer);
@@ -94,7 +94,7 @@ StoreCall describe_store(const DeviceRebuild& call, Plane plane, const float* y)
   return described;
 }
 
-// Rows of 16 bits a number, eight of which are read and written at once.
+// True if numbers have 16 bits and rows can be read and written eight numbers at once.
 bool are_halves(const StoreCall& call) {
   const uint64_t sizes = reinterpret_cast<uintptr_t>(call.codes) | static_cast<uint64_t>(call.head_stride[0]) |
                          static_cast<uint64_t>(call.page_bytes) | static_cast<uint64_t>(call.row_bytes[0]);
@@ -132,8 +132,8 @@ int32_t record(void* event, cudaStream_t stream, DeviceError* error) {
   return TANDEM_OK;
 }
 
-// Neither takes shared memory to speak of. Where they have an SM's memory divided as products do, nothing is moved in
-// between.
+// These kernels take hardly any shared memory. With the same split of an SM's memory as the products, no memory is
+// reconfigured between them.
 int32_t prefer_shared(const void* kernel, DeviceError* error) {
   TANDEM_CUDA_TRY(
       cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared), error);
@@ -146,7 +146,8 @@ int32_t Rebuilder::supports(const Layer& layer, DeviceError* error) {
   if (const int32_t code = check_layer_of(layer, error); code != TANDEM_OK) return code;
   for (const void* kernel : {reinterpret_cast<const void*>(norm_kernel), reinterpret_cast<const void*>(store_kernel),
                              reinterpret_cast<const void*>(store_halves_kernel)})
-    if (const int32_t code = prefer_shared(kernel, error); code != TANDEM_OK) return code;  // has it on the device, too
+    // also loads the kernel onto the device
+    if (const int32_t code = prefer_shared(kernel, error); code != TANDEM_OK) return code;
   const std::lock_guard lock(mutex_);
   return cublas_.open(error);
 }
@@ -156,9 +157,9 @@ int64_t Rebuilder::workspace_bytes(const Layer& layer, int64_t n_rows) {
          sums_bytes(layer, layer.v_head_dim, n_rows);
 }
 
-// In one call cuBLAS goes from a matrix to the next by their distance, in maps of memory that know no way back, nor any
-// length: sums lie in the order in which the matrices do, and for what is far from each other there are two calls. Offloaded
-// weights come into their buffer's ring with W_V at its begin when W_K was the last before its end.
+// One call of cuBLAS steps from the first matrix to the second by their distance. It builds tensor maps, whose steps are
+// not negative and have a limit. So sums lie in the order of the matrices, and matrices that are far apart take two calls.
+// In the ring of offloaded weights W_V may lie at the start when W_K was the last before the end.
 int32_t Rebuilder::multiply(const DeviceRebuild& call, const void* x, const Sums& sums, const LaunchOn& on,
                             DeviceError* error) {
   const Layer& layer = *call.layer;
@@ -198,7 +199,7 @@ int32_t Rebuilder::launch(const DeviceRebuild& call, const LaunchOn& on, DeviceE
     sums.v = sums.k + call.n_rows * layer.n_kv_heads * layer.k_head_dim;
     if (std::less<>()(call.projection.w_v, call.projection.w_k)) std::swap(sums.k, sums.v);
   }
-  void* read[] = {nullptr, nullptr, nullptr};  // behind the norm, the products, the stores
+  void* read[] = {nullptr, nullptr, nullptr};  // recorded after the norm, the products, the stores
   read[call.page_positions != nullptr ? 2 : is_converted(layer) ? 0 : 1] = call.read;
   if (is_converted(layer))
     if (const int32_t code = launch_norm(call, converted, on, error); code != TANDEM_OK) return code;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// rebuild(): rows of K and V from hidden states. The device is current in every call; any thread.
+// rebuild(): makes rows of K and V from hidden states. The device is current in every call. Any thread may call.
 #pragma once
 
 #include <mutex>
@@ -21,7 +21,7 @@ class Rebuilder {
   };
   int32_t multiply(const DeviceRebuild& call, const void* x, const Sums& sums, const LaunchOn& on, DeviceError* error);
 
-  std::mutex mutex_;  // of the handle
+  std::mutex mutex_;  // guards the cuBLAS handle
   Cublas cublas_;
 };
 

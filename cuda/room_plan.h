@@ -6,7 +6,7 @@
 
 namespace tandem::cuda {
 
-// Lays out a work space: what begins where, and how much it is.
+// Lays out a work space: the address of each area, and the bytes of all.
 class RoomPlan {
  public:
   explicit RoomPlan(void* data) : data_(static_cast<std::byte*>(data)) {}

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Rows on their way to the device, many at a time. Behind each copy that is asked for by itself the bus stands for some
-// microseconds: on an H200 rows of 1 MiB come at 48 GB/s, of 256 KiB at 35, where the bus gives 55. Of a batch of 32 they
-// come at 55 and 53.
+// Copies rows to the device, many in a batch. After each separate copy the bus is idle for some microseconds. On an H200,
+// separate rows of 1 MiB come at 48 GB/s and rows of 256 KiB at 35, where the bus gives 55. In batches of 32 they come at
+// 55 and 53.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -10,7 +10,8 @@
 
 namespace tandem::cuda {
 
-// stream: not the default one, which takes no batches; and toolkits know of them from 12.8 on.
+// The stream is not the default stream, which takes no batches. Toolkits before 12.8 have no batches: rows are copied one
+// by one.
 class RowBatch {
  public:
   explicit RowBatch(cudaStream_t stream) : stream_(stream) {}

@@ -9,7 +9,7 @@
 
 namespace tandem::cuda {
 
-// Ends with one of no heads. A module without code for 9.0 has none.
+// The table ends with an entry of no heads. A module without code for 9.0 has only that entry.
 #ifdef TANDEM_WIDE_SEARCH
 extern const WideKernels kWideKernels[];
 #else
@@ -20,24 +20,24 @@ namespace {
 
 using BoundChunksKernel = void (*)(BoundChunksCall);
 
-constexpr int32_t kBlocksAtOnce = 2;    // that a multiprocessor runs; where a judge reads keys in f32 it runs one
-constexpr int64_t kRounds = 4;          // that the device runs so many blocks, where there is work for more
-constexpr int32_t kMostPieces = 128;    // of a KV head's candidates
-constexpr int32_t kMostBlocks = 65535;  // of a grid's second and third dimension
-constexpr int32_t kMostQueries = 64;    // of a block
+constexpr int32_t kBlocksAtOnce = 2;    // blocks on a multiprocessor; 1 where a judge reads keys in f32
+constexpr int64_t kRounds = 4;          // rounds of blocks that the device runs, where there is work for them
+constexpr int32_t kMostPieces = 128;    // pieces of a KV head's candidates
+constexpr int32_t kMostBlocks = 65535;  // blocks in a grid's second and third dimension
+constexpr int32_t kMostQueries = 64;    // queries of a query block
 constexpr int32_t kMostChunkShift = 8;
-constexpr int32_t kMostShared = 64 << 10;  // of query rows
+constexpr int32_t kMostShared = 64 << 10;  // bytes of query rows
 constexpr int32_t kMostWideShared = 178 << 10;
 constexpr int32_t kLeastWideQueries = 16;
-constexpr int32_t kTileBytes = 32 * sizeof(uint4);  // of a chunk of eight query rows, as one summand
+constexpr int32_t kTileBytes = 32 * sizeof(uint4);  // bytes of a chunk of eight query rows, as one summand
 
-// Whether q is bf16; whether rows of bounds are read in one step.
+// Indices: whether q is bf16; whether rows of bounds are read in one step.
 constexpr SearchKernel kBoundsKernels[2][2] = {{search_kernel<BoundsJudge<3, false>>, search_kernel<BoundsJudge<3, true>>},
                                                {search_kernel<BoundsJudge<1, false>>, search_kernel<BoundsJudge<1, true>>}};
 
 constexpr struct {
   int32_t k_type;
-  SearchKernel exact[2], descent[2];  // whether q is bf16; whether it is plain
+  SearchKernel exact[2], descent[2];  // index of exact: q is bf16; of descent: q is plain
   BoundChunksKernel bound;
 } kKernels[] = {
 #define TANDEM_SEARCH(type)                                                                                            \
@@ -56,14 +56,14 @@ const auto& kernels_of(int32_t k_type) {
 
 int32_t n_lists_of(const DeviceSearch& call) { return call.shares_lists != 0 ? 1 : call.layer->n_kv_heads; }
 
-// ---- what a stage may need ----------------------------------------------------------------------------------------------
+// ---- sizes --------------------------------------------------------------------------------------------------------------
 
-// Whether `other` is there wherever the stage is.
+// True if `other` is there at every length at which `stage` is.
 bool covers(const DeviceSearchStage& other, const DeviceSearchStage& stage) {
   return other.from_len <= stage.from_len && (other.to_len == 0 || (stage.to_len != 0 && other.to_len >= stage.to_len));
 }
 
-// Whether there are lengths that both are there for.
+// True if both stages are there at some length.
 bool meet(const DeviceSearchStage& a, const DeviceSearchStage& b) {
   return (a.to_len == 0 || b.from_len < a.to_len) && (b.to_len == 0 || a.from_len < b.to_len);
 }
@@ -89,16 +89,16 @@ bool may_normalise(const DeviceSearch& call, int32_t idx) {
                       [&](const DeviceSearchStage& later) { return covers(later, stage); });
 }
 
-// Whether the launch of a stage has blocks that bound new chunks.
+// True if the launch of a stage has blocks that make the bounds of new chunks.
 bool bounds_chunks(const DeviceSearch& call, int32_t idx) { return idx == 0 && call.keeps_lists != 0 && call.n_bounds > 0; }
 
-// Blocks that judge and run at once.
+// Returns the judging blocks that run at once.
 int64_t n_at_once_of(const DeviceSearch& call, int32_t idx, int32_t n_multiprocessors) {
   const bool is_large = call.stages[idx].judge != TANDEM_JUDGE_BOUNDS && window_layer(*call.layer).k_type == TANDEM_F32;
   return int64_t{n_multiprocessors} * (is_large ? 1 : kBlocksAtOnce);
 }
 
-// Blocks among which it is worth sharing the candidates of a query block and KV head: each warp has 16 rows.
+// Returns the most blocks that it pays to share the candidates of a query block and KV head among. Each warp has 16 rows.
 int64_t most_pieces(const DeviceSearch& call, int32_t idx) {
   const DeviceSearchStage& stage = call.stages[idx];
   const int64_t n_rows = most_candidates(call, idx) << (stage.judge == TANDEM_JUDGE_EXACT ? stage.chunk_shift : 0);
@@ -109,8 +109,8 @@ int64_t n_pairs_of(const DeviceSearch& call) {
   return std::max<int64_t>(1, int64_t{call.sequences.n_sequences} * call.layer->n_kv_heads);
 }
 
-// Blocks that share them: as many as run at once or, where that leaves some of the device free, more, so that small parts
-// end together.
+// Returns the number of blocks that share the candidates of a query block and KV head: as many as run at once. Where that
+// would leave a part of the device idle, more, so that small parts end at about the same time.
 int32_t n_pieces_of(const DeviceSearch& call, int32_t idx, int32_t n_multiprocessors) {
   const int64_t n_pairs = n_pairs_of(call), n_at_once = n_at_once_of(call, idx, n_multiprocessors);
   const int64_t n_wanted = n_pairs * kRounds <= n_at_once ? n_at_once / n_pairs - (bounds_chunks(call, idx) ? 1 : 0)
@@ -118,15 +118,15 @@ int32_t n_pieces_of(const DeviceSearch& call, int32_t idx, int32_t n_multiproces
   return static_cast<int32_t>(std::clamp<int64_t>(n_wanted, 1, most_pieces(call, idx)));
 }
 
-// How many sums all pieces of all query blocks and KV heads have. A call of fewer query blocks has more pieces for each, so
-// this is enough for such calls, too.
+// Returns the sums that all pieces of all query blocks and KV heads have. A call of fewer query blocks has more pieces for
+// each, so this is enough for such calls, too.
 int64_t most_sums(const DeviceSearch& call, int32_t idx, int32_t n_multiprocessors) {
   const int64_t n_pairs = n_pairs_of(call);
   const int64_t n = std::max(kRounds * n_at_once_of(call, idx, n_multiprocessors), n_pairs);
   return std::min(n, n_pairs * most_pieces(call, idx)) * call.sequences.max_q_len * call.layer->group_size;
 }
 
-// Counters come first, and there are always as many: they are 0 between calls of any shape.
+// Counters come first, and their number never changes: they are 0 between calls of any shape.
 int64_t plan_room(const DeviceSearch& call, int32_t n_multiprocessors, SearchCall* to) {
   const int64_t n_blocks = call.sequences.n_sequences, n_heads = call.layer->n_kv_heads, n_lists = n_lists_of(call);
   int64_t n_sums = 0;
@@ -148,7 +148,7 @@ int64_t plan_room(const DeviceSearch& call, int32_t n_multiprocessors, SearchCal
   return plan.bytes();
 }
 
-// ---- what is refused ----------------------------------------------------------------------------------------------------
+// ---- checks -------------------------------------------------------------------------------------------------------------
 
 int32_t check_bounds(const DeviceBounds* bounds, int32_t n, const char* field, DeviceError* error) {
   if (n < 0 || n > kMostSearchStages)
@@ -225,7 +225,7 @@ int32_t check_search(const DeviceSearch& call, DeviceError* error) {
 
 // ---- launches -----------------------------------------------------------------------------------------------------------
 
-// A kernel, and what it has in shared memory of eight query rows.
+// A kernel, and its shared memory for eight query rows.
 struct StageKernel {
   SearchKernel kernel;
   int32_t tile_bytes;
@@ -253,8 +253,8 @@ int32_t wide_shared(const DeviceSearch& call, int32_t idx, int32_t n_heads) {
   return kAlign + wide_bytes(n_heads, n_numbers);
 }
 
-// The kernels for a stage of a call with blocks of many queries, of as many heads at a time as there are and as fit into
-// shared memory. Null: the other kernels serve it.
+// Returns the kernels for a stage of a call with blocks of many queries. They serve as many heads at a time as a KV head
+// has, as far as these fit into shared memory. Null: the other kernels serve the stage.
 const WideKernels* find_wide(const DeviceSearch& call, int32_t idx, const LaunchOn& on) {
   const Layer layer = window_layer(*call.layer);
   const bool has_rows = call.stages[idx].judge == TANDEM_JUDGE_BOUNDS || layer.k_type == TANDEM_BF16;
@@ -268,14 +268,14 @@ const WideKernels* find_wide(const DeviceSearch& call, int32_t idx, const Launch
   return found;
 }
 
-// Blocks that share the candidates of a query block and KV head, of which a multiprocessor runs one at a time. Each brings
-// all query rows, so they are more only where the last round of blocks would leave much of the device free.
+// Returns the blocks that share the candidates of a query block and KV head. A multiprocessor runs one at a time. Each
+// loads all query rows, so more blocks are used only where the last round of blocks would leave much of the device idle.
 int32_t wide_pieces(const DeviceSearch& call, int32_t idx, int32_t n_multiprocessors) {
-  constexpr double kWorth = 0.05;  // of the device
+  constexpr double kWorth = 0.05;  // share of the device that more blocks have to gain
   const int64_t n_pairs = n_pairs_of(call), n = n_multiprocessors;
   const int64_t most = std::clamp<int64_t>(kRounds * n / n_pairs, 1, most_pieces(call, idx));
   int64_t best = 1;
-  double best_share = 0.0;  // of the device, that has work
+  double best_share = 0.0;  // share of the device that has work
   for (int64_t p = 1; p <= most; ++p) {
     const int64_t n_blocks = n_pairs * p, n_places = (n_blocks + n - 1) / n * n;
     const double share = static_cast<double>(n_blocks) / static_cast<double>(n_places);
@@ -361,7 +361,8 @@ int32_t launch_search(const DeviceSearch& call, const LaunchOn& on, DeviceError*
   described.sm_scale = call.layer->sm_scale;
   for (int32_t i = 0; i < call.n_stages; ++i) described.list_bytes[i] = kept_list_bytes(call.stages[i].most_kept);
   plan_room(call, on.n_multiprocessors, &described);
-  // A first stage that normalises reads the append's rows, by loads that take what they read for constant: it waits.
+  // A first stage that normalises reads the append's rows with loads that treat them as constant. So such a search waits
+  // for the append's end.
   if (call.append != nullptr && !may_normalise(call, 0) && runs_beside(*call.append, on.capability)) {
     described.rows_written = rows_written(call.append->exchange);
     described.epoch = call.append->epoch;
@@ -371,7 +372,7 @@ int32_t launch_search(const DeviceSearch& call, const LaunchOn& on, DeviceError*
   return TANDEM_OK;
 }
 
-// As many blocks as there may be at once, or fewer where there are no keys for them.
+// Launches as many blocks as run at once, or fewer where keys are few.
 int32_t launch_bound_chunks(const DeviceBoundChunks& call, const LaunchOn& on, DeviceError* error) {
   const Layer layer = window_layer(*call.layer);
   if (const int32_t code = check_layer(layer, error); code != TANDEM_OK) return code;
@@ -381,7 +382,7 @@ int32_t launch_bound_chunks(const DeviceBoundChunks& call, const LaunchOn& on, D
   if (call.sequences.n_sequences > kMostBlocks || call.sequences.max_keys > INT32_MAX / 2)
     return fail(error, TANDEM_ERROR_UNSUPPORTED, 0, "n_sequences", "%d sequences of up to %lld keys are too many",
                 call.sequences.n_sequences, static_cast<long long>(call.sequences.max_keys));
-  int64_t n_chunks = 1;  // of a sequence
+  int64_t n_chunks = 1;  // chunks of a sequence, at most
   for (int32_t i = 0; i < call.n_bounds; ++i)
     n_chunks = std::max(n_chunks, call.sequences.max_keys >> call.bounds[i].chunk_shift);
   const int64_t n_wanted = (int64_t{kBlocksAtOnce} * on.n_multiprocessors - 1) / call.sequences.n_sequences + 1;

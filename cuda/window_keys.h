@@ -5,7 +5,7 @@
 
 namespace tandem::cuda {
 
-// How rows of K lie in the window.
+// The place and the layout of rows of K in the window.
 struct WindowKeys {
   const std::byte *codes, *scales;                // of KV head 0 and slot 0, in the page that tables call 0
   int64_t codes_head_stride, scales_head_stride;  // bytes
@@ -14,7 +14,7 @@ struct WindowKeys {
   int32_t type, dim;
 };
 
-// layer: as the window has it (window_layer()).
+// Describes the keys of a window. layer is as the window has it (window_layer()).
 inline WindowKeys keys_of(const DevicePages& pages, const Layer& layer) {
   const PlaneBytes bytes = plane_bytes(layer);
   WindowKeys keys = {};

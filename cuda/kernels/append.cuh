@@ -1,28 +1,28 @@
 // SPDX-License-Identifier: MIT
-// New rows to the window and to the host, and the queries to the host.
+// Writes new rows to the window and to the host's slot, and queries to the slot.
 //
 // A warp takes a row at a time: one head of q, K or V of one token. The line of all rows is q's heads, K's heads, V's heads
-// of the first token, then of the next. The sequence that a token belongs to, and with it where its rows go, is looked up in
-// device memory. Rows of K and V are rounded once and written twice:
+// and the hidden state of the first token, then of the next. A lookup in device memory finds the token's sequence, and with
+// it the places of its rows. Rows of K and V are rounded once and written twice:
 //
 //   window   planes[p] + page + head * head_stride[p] + slot * row_bytes[p]      where the token is resident
 //   slot     rows_at[p] + (head * n_rows + row) * row_bytes[p]                 always: the host's store has every token
 //
 // Where the library applies RoPE (rotate.cuh), the window has K as f32, rotated. Where keys are rotated by a Walsh-Hadamard
-// matrix, window and slot have them rotated, then rounded. In both cases the queries go rotated to rotated_q as well as to
-// the slot.
+// matrix, window and slot have them rotated, then rounded. In both cases the rotated queries go to rotated_q and to the
+// slot.
 //
-// Hidden states, where the layer keeps them, go to the host alone; they are long, and a warp takes kWarpRow numbers of one.
+// Hidden states, where the layer keeps them, go to the host alone. They are long: a warp takes kWarpRow numbers of one.
 //
-//   slot     x_at + row * row bytes: codes, behind a row's codes its scales
+//   slot     x_at + row * row bytes: the row's codes, then its scales
 //
-// Indices of keys that the caller names go to the host as they are, a warp for each token and head.
+// Indices of keys that the caller names go to the host unchanged, one warp for each token and head.
 //
-// The first rows are on their way while a block waits for its slot. Of a step whose keys are all in the window the host
-// wants no queries: the warps skip them.
+// A block loads its first rows while it waits for its slot. Where all keys of a step are in the window, the host needs no
+// queries, and the warps skip them.
 //
-// Where attention runs beside it (DeviceAppend::epoch) the window gets its rows first, which is what attention waits for;
-// the rest, which crosses the bus, takes longer. Such an append has few blocks, and attention leaves it their
+// Where attention runs beside the append (DeviceAppend::epoch), the window gets its rows first, as attention waits for
+// them. The rest crosses the bus and takes longer. Such an append has few blocks, and attention leaves it their
 // multiprocessors.
 #pragma once
 
@@ -34,20 +34,20 @@ namespace tandem::cuda {
 
 inline constexpr int kWarpRow = kFours * kWarpNumbers;
 
-// What is done to queries, and to keys.
+// The rotation of queries and keys.
 enum class Rotates { kNothing, kByPosition, kHadamard };
 
-// A row, where it is from and where its sequence is.
+// A row: its source, and its place in the window.
 struct NewRow {
-  int sequence_idx;  // -1: the row goes nowhere, as in a replay with fewer tokens
-  int token;         // of the call
+  int sequence_idx;  // -1: the row is not stored, as in a replay with fewer tokens
+  int token;         // index in the call
   int head;
   bool is_query, is_hidden;
-  int plane;            // of a row that is neither: kPlaneK or kPlaneV
-  bool is_resident;     // of such a row: whether it is written to a page, and
-  int slot_in_page;     // where in it
-  int64_t page;         // to which: bytes from the page called 0, negative where it lies before that
-  uint4 fours[kFours];  // as they are in the tensor; 0 behind the row's last
+  int plane;            // of a row of K or V: kPlaneK or kPlaneV
+  bool is_resident;     // of a row of K or V: it is written to a page
+  int slot_in_page;     // of a resident row
+  int64_t page;         // of a resident row: bytes from the page called 0, negative if the page lies before that
+  uint4 fours[kFours];  // as they are in the tensor; 0 behind the end of the row
 };
 
 __device__ inline const DeviceRows& source_of(const AppendCall& call, const NewRow& row) {
@@ -57,7 +57,7 @@ __device__ inline int dim_of(const AppendCall& call, const NewRow& row) {
   if (row.is_hidden) return min(kWarpRow, call.x_dim - row.head * kWarpRow);
   return row.is_query || row.plane == kPlaneK ? call.k_dim : call.v_dim;
 }
-// Out of line: it is long, and its code comes from memory where a call runs it once.
+// Not inlined: the code is long, and a call that runs it once fetches it from memory.
 __device__ __noinline__ StoredFour round_numbers(int32_t type, float4 x) {
   const float numbers[kLaneNumbers] = {x.x, x.y, x.z, x.w};
   return round_four(type, numbers);
@@ -66,7 +66,7 @@ __device__ inline StoredFour round_numbers(int32_t type, const float (&x)[kLaneN
   return round_numbers(type, make_float4(x[0], x[1], x[2], x[3]));
 }
 
-// Whether any sequence of the call has a host part. Of whole warps.
+// True if any sequence of the call has a host part. Whole warps call it.
 __device__ inline bool has_host_part(const DeviceSequences& sequences) {
   bool has_any = false;
   for (int i = static_cast<int>(threadIdx.x % 32); i < sequences.n_sequences; i += 32)
@@ -74,20 +74,20 @@ __device__ inline bool has_host_part(const DeviceSequences& sequences) {
   return __any_sync(~0u, has_any);
 }
 
-// Rows that the warps of a grid take in turn: of each token the first n_front in its line, then those from n_skipped behind
-// these on.
+// The rows that the warps of a grid take in turn. From each token's line these are the first n_front rows, and, after a gap
+// of n_skipped rows, the rest.
 struct RowLine {
   int n_front, n_skipped, per_token;
 
-  // Of all rows, without queries where the host wants none.
+  // All rows, without queries where the host needs none.
   template <Rotates kRotates>
   __device__ static RowLine of_all(const AppendCall& call) {
     const int n_skipped = wants_queries<kRotates>(call) ? 0 : n_queries(call);
     return {0, n_skipped, call.token_rows - n_skipped};
   }
-  // Of K and V.
+  // Rows of K and V.
   __device__ static RowLine of_keys(const AppendCall& call) { return {0, n_queries(call), 2 * call.n_kv_heads}; }
-  // Of all others.
+  // All rows but those of K and V.
   template <Rotates kRotates>
   __device__ static RowLine of_others(const AppendCall& call) {
     const int n_front = wants_queries<kRotates>(call) ? n_queries(call) : 0, n_keys = 2 * call.n_kv_heads;
@@ -101,7 +101,8 @@ struct RowLine {
   __device__ static int n_queries(const AppendCall& call) { return call.append.q.data != nullptr ? call.n_q_heads : 0; }
 };
 
-// Of the at-th row of the line, what kernels do not write (lib/tables/device.h). Behind the line's end there is nothing.
+// Finds the at-th row of the line. Reads only data that no kernel writes (lib/tables/device.h). Behind the line's end the
+// row is empty.
 template <Rotates kRotates>
 __device__ inline NewRow find_new_row(const AppendCall& call, const RowLine& line, int at) {
   NewRow row = {};
@@ -128,7 +129,7 @@ __device__ inline NewRow find_new_row(const AppendCall& call, const RowLine& lin
   const int64_t key = sequence.end - sequence.q_len + (row.token - sequence.first_row);
   row.is_resident = key >= sequence.begin;
   const auto page_len = static_cast<uint32_t>(call.append.pages.page_len), at_key = static_cast<uint32_t>(key);
-  const uint32_t page_idx = at_key / page_len;  // keys are below 2^31: a division of 64 bits takes five times as long
+  const uint32_t page_idx = at_key / page_len;  // keys are below 2^31; a 64-bit division takes five times as long
   row.slot_in_page = static_cast<int>(at_key - page_idx * page_len);
   if (row.is_resident)
     row.page =
@@ -136,7 +137,7 @@ __device__ inline NewRow find_new_row(const AppendCall& call, const RowLine& lin
   return row;
 }
 
-// Asks for its numbers.
+// Starts to load the row's numbers.
 __device__ inline void load_new_row(const AppendCall& call, NewRow& row) {
   if (row.sequence_idx < 0) return;
   const DeviceRows& from = source_of(call, row);
@@ -147,7 +148,8 @@ __device__ inline void load_new_row(const AppendCall& call, NewRow& row) {
     if (first_of_four(j) < dim) row.fours[j] = load_four(from.data, from.dtype, first + first_of_four(j));
 }
 
-// To the slot, where the host has a part; and rotated to rotated_q. room: the warp's, where positions rotate, else null.
+// Writes a query to the slot, where the host has a part, and rotated to rotated_q. room: shared memory of the warp, where
+// positions rotate; else null.
 template <Rotates kRotates>
 __device__ inline void store_query(const AppendCall& call, const NewRow& row, std::byte* slot, float* room) {
   const DeviceSequence& sequence = call.append.sequences.sequences[row.sequence_idx];
@@ -165,11 +167,11 @@ __device__ inline void store_query(const AppendCall& call, const NewRow& row, st
   store_floats(reinterpret_cast<float*>(slot + call.append.exchange.q_at) + to * call.k_dim, x, call.k_dim);
 }
 
-// Where a row of K or V is written.
+// The destinations that a row of K or V is written to.
 enum class WritesTo { kBoth, kWindow, kSlot };
 
-// Where a row of K or V goes in the plane of its codes and in that of its scales: to the host, null without a slot, and to
-// the window, null where the token is not resident.
+// The destinations of a row of K or V, in the plane of its codes and in that of its scales. host is null without a slot,
+// and window is null where the token is not resident.
 struct Destination {
   std::byte *host[2], *window[2];
 };
@@ -190,7 +192,7 @@ __device__ inline Destination find_destination(const AppendCall& call, const New
   return to;
 }
 
-// room: as above, of a row of K.
+// Rounds and writes a row of K or V. room: as in store_query(), for rows of K.
 template <Rotates kRotates, WritesTo kTo>
 __device__ inline void store_key_or_value(const AppendCall& call, const NewRow& row, std::byte* slot, float* room) {
   const int lane = static_cast<int>(threadIdx.x % 32), dim = dim_of(call, row);
@@ -252,7 +254,7 @@ __device__ inline void store_header(const AppendCall& call, Word ticket, std::by
                  static_cast<uint32_t>(idx.unit_shift) | static_cast<uint32_t>(idx.plus_window) << 16);
 }
 
-// warp, n_warps: of the grid.
+// Copies named indices to the slot. warp, n_warps: of the grid.
 __device__ inline void store_indices(const AppendCall& call, std::byte* slot, int warp, int n_warps) {
   const DeviceIndices& idx = call.append.idx;
   for (int list = warp; list < call.append.n_tokens * idx.n_heads; list += n_warps) {
@@ -264,7 +266,7 @@ __device__ inline void store_indices(const AppendCall& call, std::byte* slot, in
   }
 }
 
-// Where a row of any kind goes. room: the warp's, where positions rotate, else null.
+// Writes a row of any kind. room: shared memory of the warp, where positions rotate; else null.
 template <Rotates kRotates, WritesTo kTo>
 __device__ inline void store_row(const AppendCall& call, const NewRow& row, std::byte* slot, float* room) {
   if (row.sequence_idx < 0) return;
@@ -276,14 +278,14 @@ __device__ inline void store_row(const AppendCall& call, const NewRow& row, std:
     store_key_or_value<kRotates, kTo>(call, row, slot, row.plane == kPlaneK ? room : nullptr);
 }
 
-// A warp's rows of a line: the first one is at `at`, the next ones `step` apart.
+// A warp's rows of a line: the first is at `at`, the others follow `step` apart.
 struct WarpRows {
   RowLine line;
   int at, step;
 };
 
-// Stores them, of which the first one is loaded. kAhead: the next one is loaded while one is written, which takes twice the
-// registers.
+// Stores a warp's rows. The first row is loaded already. kAhead: the next row is loaded while one is written, which takes
+// twice the registers.
 template <Rotates kRotates, WritesTo kTo, bool kAhead>
 __device__ inline void store_rows(const AppendCall& call, const WarpRows& rows, NewRow row, std::byte* slot, float* room) {
   const int n_rows = call.append.n_tokens * rows.line.per_token;
@@ -296,7 +298,7 @@ __device__ inline void store_rows(const AppendCall& call, const WarpRows& rows, 
   }
 }
 
-// kWindowFirst: of an append with an epoch, of rows that are not rotated.
+// kWindowFirst: for an append with an epoch, whose rows are not rotated.
 template <Rotates kRotates, bool kWindowFirst>
 __global__ void __launch_bounds__(32 * (kWindowFirst ? kAppendBesideWarps : kAppendAloneWarps))
     append_kernel(const __grid_constant__ AppendCall call) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// The rows of a long chunk: one sequence, thousands of tokens, no ticket (lib/tables/device.h, DeviceAppend). append.cuh
-// looks up where each row goes; here a block has the tokens of one page, of one head of K or V, whose rows lie side by side
-// both in the page and in the buffer. Rows that are in the storage type already are copied 16 bytes at a time; others are
-// rounded, one warp a row.
+// Stores the rows of a long chunk: one sequence, thousands of tokens, no ticket (lib/tables/device.h, DeviceAppend).
+// append.cuh looks up the place of each row. Here a block has the tokens of one page and of one head of K or V. Their rows
+// lie side by side in the page and in the buffer. Rows that are in the storage type already are copied 16 bytes at a time.
+// Other rows are rounded, one warp a row.
 //
 // Rows that are rotated, and hidden states, go through append.cuh.
 #pragma once
@@ -11,12 +11,12 @@
 
 namespace tandem::cuda {
 
-// Rows of a block.
+// The rows of a block.
 struct ChunkRows {
   int plane, head, n_rows;
-  int first_row;               // of the tensor
-  int first_resident;          // of these rows; those before it go to the buffer alone
-  std::byte *window, *buffer;  // of the first row
+  int first_row;               // its index in the tensor
+  int first_resident;          // index among these rows; earlier rows go to the buffer alone
+  std::byte *window, *buffer;  // place of the first row
   std::byte *window_scales, *buffer_scales;
 };
 
@@ -47,7 +47,7 @@ __device__ inline ChunkRows rows_of_block(const AppendCall& call) {
   return rows;
 }
 
-// Copies the rows as they are, in units of 16 bytes.
+// Copies the rows unchanged but for NaNs, in units of 16 bytes.
 __device__ inline void copy_chunk_rows(const ChunkRows& rows, const DeviceRows& from, int32_t type, int row_bytes) {
   constexpr int kAtOnce = 4;
   const int units = row_bytes / 16, n = rows.n_rows * units, step = static_cast<int>(blockDim.x);
@@ -103,7 +103,7 @@ __device__ inline void round_chunk_rows(const AppendCall& call, const ChunkRows&
   }
 }
 
-// blockIdx: page of the chunk, head of K or, behind those, of V.
+// blockIdx: page of the chunk; head of K or, after those, of V.
 __global__ void __launch_bounds__(32 * kAppendWarps) append_chunk_kernel(const __grid_constant__ AppendCall call) {
   begin_behind();
   const ChunkRows rows = rows_of_block(call);

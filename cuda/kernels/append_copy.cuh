@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// The append of a few tokens beside which attention runs (DeviceAppend::epoch), where rows of K and V are in the storage
-// type already: lanes copy 16 bytes each.
+// The append of a few tokens beside which attention runs (DeviceAppend::epoch). It serves rows of K and V that are in the
+// storage type already. Lanes copy 16 bytes each.
 //
-// Attention waits for the window's rows, so their way is short. Where each token goes is looked up while the kernel before
+// Attention waits for the window's rows, so their path is short. The places of all tokens are found while the kernel before
 // still ends. The code is short, too: it runs once, and comes from memory each time, because keys have taken its place in
 // the caches.
 #pragma once
@@ -36,14 +36,14 @@ __device__ inline TokenPlace place_token(const AppendCall& call, int token) {
   return place;
 }
 
-// Sixteen bytes of a row of K or V: where they are, and where they go.
+// Sixteen bytes of a row of K or V: source and destination.
 struct CopiedUnit {
   const std::byte* from = nullptr;
-  std::byte* to = nullptr;  // null: nowhere
+  std::byte* to = nullptr;  // null: not copied
   int32_t type = 0;
 };
 
-// slot: null for the window.
+// Finds a unit of 16 bytes. slot: null to copy to the window.
 __device__ inline CopiedUnit find_copied_unit(const AppendCall& call, const TokenPlace* places, std::byte* slot, int unit) {
   const DeviceAppend& append = call.append;
   const int k_units = static_cast<int>(call.row_bytes[kPlaneK]) / 16,
@@ -69,7 +69,7 @@ __device__ inline CopiedUnit find_copied_unit(const AppendCall& call, const Toke
   return found;
 }
 
-// The block's units of K and V to the window, or to the slot.
+// Copies the block's units of K and V to the window, or to the slot if it is not null.
 __device__ inline void copy_units(const AppendCall& call, const TokenPlace* places, std::byte* slot) {
   constexpr int kAtOnce = 4;
   const int step = static_cast<int>(gridDim.x * blockDim.x);
@@ -90,7 +90,7 @@ __device__ inline void copy_units(const AppendCall& call, const TokenPlace* plac
   }
 }
 
-// Queries of sequences that have a host part to the slot, four numbers a lane.
+// Copies the queries of sequences that have a host part to the slot, four numbers a lane.
 __device__ inline void send_queries(const AppendCall& call, const TokenPlace* places, std::byte* slot) {
   const int of_row = call.k_dim / kLaneNumbers, of_token = call.n_q_heads * of_row;
   const int n_fours = call.append.n_tokens * of_token, step = static_cast<int>(gridDim.x * blockDim.x);

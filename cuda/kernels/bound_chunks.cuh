@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Bounds of chunks of keys (lib/tables/search.h): of each dimension the smallest and the largest number, rounded outward to
-// bf16. A warp has a chunk of one KV head, and 32 dimensions at a time: lane 4 r + j has eight of them of every eighth key.
+// Makes the bounds of chunks of keys (lib/tables/search.h): the smallest and the largest number of each dim, rounded
+// outward to bf16. A warp has a chunk of one KV head, and 32 dims at a time. Lane 4 r + j has eight of these dims of every
+// eighth key.
 #pragma once
 
 #include "cuda/kernels/exchange_wait.cuh"
@@ -8,14 +9,14 @@
 
 namespace tandem::cuda {
 
-// bf16 is the upper half of a float. Cut off, a number is nearer to 0.
+// bf16 is the upper half of a float. Truncation moves a number towards 0.
 __device__ inline uint32_t bf16_at_most(float x) {
   const uint32_t cut = bits_of(x) >> 16;
   return (bits_of(x) & 0xffffu) != 0 && x < 0.0f ? cut + 1 : cut;
 }
 __device__ inline uint32_t bf16_at_least(float x) { return bf16_at_most(-x) ^ 0x8000u; }
 
-// Eight numbers of the same dimensions, over the keys that the lane has seen. NaN is no bound.
+// Bounds of eight dims, over the keys that the lane has seen. NaN does not count.
 struct EightBounds {
   float least[kEight], most[kEight];
 
@@ -30,7 +31,7 @@ struct EightBounds {
       most[i] = fmaxf(most[i], x[i] * factor);
     }
   }
-  // Over the lanes that have the same dimensions.
+  // Joins the bounds of all lanes that have the same dims.
   __device__ void include_lanes() {
 #pragma unroll
     for (int i = 0; i < kEight; ++i)
@@ -40,7 +41,7 @@ struct EightBounds {
         most[i] = fmaxf(most[i], __shfl_xor_sync(~0u, most[i], mask));
       }
   }
-  // Dimensions from `at` on, of dim, to a row.
+  // Stores the bounds of dims from `at` on, of dim, to a row.
   __device__ void store(uint16_t* row, int at, int dim) const {
 #pragma unroll
     for (int i = 0; i < kEight; i += kLaneNumbers) {
@@ -53,7 +54,7 @@ struct EightBounds {
   }
 };
 
-// What a warp bounds.
+// The chunk whose bounds a warp makes.
 struct ChunkPlace {
   const DeviceSequences* sequences;
   const DeviceSequence* sequence;
@@ -92,7 +93,7 @@ __device__ inline void bound_chunk(const WindowKeys& keys, const ChunkPlace& of)
   }
 }
 
-// Blocks share the chunks of each sequence and level, and warps the KV heads of a chunk.
+// Blocks share the chunks of each sequence and length. Warps share the KV heads of a chunk.
 template <int32_t kType>
 __global__ void __launch_bounds__(32 * kBoundWarps, 2) bound_chunks_kernel(const __grid_constant__ BoundChunksCall call) {
   let_next_start();
@@ -110,8 +111,8 @@ __global__ void __launch_bounds__(32 * kBoundWarps, 2) bound_chunks_kernel(const
   }
 }
 
-// A search calls this: for one KV head it bounds the newest chunk of each length that is complete before token p0. Each
-// length has a warp.
+// Called by a search. Makes, for one KV head, the bounds of the newest chunk of each length that is complete before token
+// p0. Each length has a warp.
 __device__ __noinline__ inline void bound_newest(const SearchCall& call, const DeviceSequence& sequence, int64_t p0) {
   const int level = static_cast<int>(threadIdx.x / 32);
   static_assert(kSearchWarps >= kMostSearchStages);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Clusters of compute capability 9.0: blocks that run at once and read each other's shared memory. A kernel that was
-// launched without clusters has clusters of one block.
+// Clusters of compute capability 9.0: blocks that run at once and read each other's shared memory. In a kernel that was
+// launched without clusters, each block is a cluster of its own.
 #pragma once
 
 #include <cstdint>
@@ -20,8 +20,8 @@ __device__ inline Cluster this_cluster() {
   return cluster;
 }
 
-// A barrier among all threads of the cluster; threads that have ended count as arrived. What a thread stored to shared
-// memory before it arrives, others may read once they have waited.
+// A barrier among all threads of the cluster. Threads that have ended count as arrived. After the wait, every thread can
+// read what the others stored to shared memory before they arrived.
 __device__ inline void arrive_in_cluster(const Cluster& cluster) {
 #if __CUDA_ARCH__ >= 900
   if (cluster.n_blocks > 1) asm volatile("barrier.cluster.arrive.release.aligned;\n" ::: "memory");
@@ -33,7 +33,7 @@ __device__ inline void wait_for_cluster(const Cluster& cluster) {
 #endif
 }
 
-// The address of the same place in the shared memory of a block of the cluster.
+// Returns the address of the same place in the shared memory of the cluster's block `rank`.
 template <class T>
 __device__ inline const T* shared_of_block(const Cluster& cluster, const T* own, int rank) {
   if (cluster.n_blocks == 1) return own;

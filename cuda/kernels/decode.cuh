@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: MIT
-// Attention of a few queries over many keys in pages: bound by reading K and V once, at the speed of memory.
+// Attention of a few queries over many keys in pages. Bound by reading K and V once, at the speed of memory.
 //
-// A block has pieces (decode_work.cuh): some of the keys of one (sequence, KV head, tile of query rows). Where there are
-// several of such an item, each leaves a state in the workspace, and the block that comes last merges them, in the order of
-// the keys: which block that is changes no bit.
+// A block has pieces (decode_work.cuh): some of the keys of one (sequence, KV head, tile of query rows). Where an item has
+// several pieces, each leaves a state in the workspace, and the last block merges them in the order of the keys. So the
+// result has the same bits, whichever block is last.
 //
-// Each of its warps has 16 of a unit's keys and a pipeline of its own: rows travel to shared memory by asynchronous copies,
-// kStages slices deep, and nothing in the loop waits for another warp. Queries are the narrow side of the products, so that
-// 8 rows (the query heads of a KV head) waste little of a tensor core:
+// Each warp has 16 of a unit's keys and a pipeline of its own. Asynchronous copies bring rows to shared memory, kStages
+// slices deep, and nothing in the loop waits for another warp. Queries are the narrow side of the products, so that 8 rows
+// (the query heads of a KV head) waste little of a tensor core:
 //
 //   S [16 keys x 8 rows] = K [16 keys x dims] q [dims x 8 rows]         softmax over keys: down the columns
 //   O [dims x 8 rows]   += V [dims x 16 keys] P [16 keys x 8 rows]      P: S, turned by movmatrix
 //
-// Weights enter as two or three summands of the product's 16-bit type: they keep 16 bits or more, and the result is as good
-// as f32 sums.
+// Weights are split into two or three summands of the product's 16-bit type. They keep 16 bits or more, and the result is
+// as good as f32 sums.
 #pragma once
 
 #include "cuda/kernels/decode_lists.cuh"
@@ -25,7 +25,7 @@
 
 namespace tandem::cuda {
 
-// What a kernel is made for. kTiles: query rows / 8. kOfMultiprocessor: shared memory, as in shared_sizes.cuh.
+// The compile-time sizes of a kernel. kTiles: query rows / 8. kOfMultiprocessor: shared memory, as in shared_sizes.cuh.
 template <class K_, class V_, int kKDim_, int kVDim_, int kTiles_, int kOfMultiprocessor_>
 struct DecodeShape {
   static constexpr int kOfMultiprocessor = kOfMultiprocessor_;
@@ -39,22 +39,22 @@ struct DecodeShape {
   static constexpr int kPParts = V::kParts > 2 || V::kGroup > 0 ? 3 : 2;  // two bf16 leave 2^-17 of a weight
   static constexpr int kStageBytes = KRow::kSliceBytes + VRow::kSliceBytes;
   static constexpr int kQBytes = kQParts * kTiles * KRow::kSteps * 256;
-  // Where two stages leave room for four blocks on a multiprocessor, the more warps hide the more latency: of loads, and of
-  // the conversions that small types need. Else the longer pipelines do.
+  // Where two stages leave room for four blocks on a multiprocessor, more warps hide more latency: of loads, and of the
+  // conversions that small types need. Otherwise longer pipelines hide more.
   static constexpr int kOfFour = kOfMultiprocessor / 4 - 2048 - kQBytes, kOfTwo = kOfMultiprocessor / 2 - 2048 - kQBytes;
   static constexpr int kMost = kOfMultiprocessor - 4096 - kQBytes;
   static constexpr int kWarps = 8 * kStageBytes <= kMost ? 4 : 4 * kStageBytes <= kMost ? 2 : 1;
   static constexpr bool kIsFour = kTiles == 1 && kVDim <= 128 && 8 * kStageBytes <= kOfFour;
   static constexpr int kFit = (kIsFour ? kOfFour : kOfTwo) / (kWarps * kStageBytes);
-  static constexpr int kBlocks = kIsFour ? 4 : kFit >= 2 ? 2 : 1;  // of a multiprocessor: bounds registers
+  static constexpr int kBlocks = kIsFour ? 4 : kFit >= 2 ? 2 : 1;  // on a multiprocessor; limits registers
   static constexpr int kStages = kFit < 2 ? 2 : kFit > 6 ? 6 : kFit;
   static constexpr int kRowsOfWarp = kRows / kWarps, kOfLane = (16 * KRow::kSteps + 31) / 32;
   static_assert(4 * kRowsOfWarp * 16 * KRow::kSteps <= kStageBytes, "q is staged in the stage that is filled last");
   static constexpr int kThreads = 32 * kWarps, kUnitKeys = 16 * kWarps;
   static constexpr int kLeastUnits = 2, kPieceUnits = 1 << 30, kRoundUnits = 0;
   static constexpr int kStateStride = kVDim;
-  static constexpr int kStateFloats = kRows * (kVDim + 2);  // of a piece: o, then m and l of each row
-  // Warps leave their states in the pipeline's place.
+  static constexpr int kStateFloats = kRows * (kVDim + 2);  // floats of a piece's state: o, then m and l of each row
+  // Warps leave their states in the place of the pipeline.
   static constexpr int kPipelineBytes =
       kWarps * (kStages * kStageBytes > 4 * kStateFloats ? kStages * kStageBytes : 4 * kStateFloats);
   static constexpr int kSharedBytes = kQBytes + kPipelineBytes;
@@ -62,7 +62,7 @@ struct DecodeShape {
 
 // ---- queries -----------------------------------------------------------------------------------------------------------
 
-// The numbers of one warp's rows, kOfLane to a lane, 32 apart.
+// Loads the numbers of one warp's rows. A lane has kOfLane of them, 32 apart.
 template <class Shape, class T>
 __device__ inline void load_rows(const DecodeCall& call, const Piece& piece, int first,
                                  float (&x)[Shape::kRowsOfWarp][Shape::kOfLane]) {
@@ -78,7 +78,7 @@ __device__ inline void load_rows(const DecodeCall& call, const Piece& piece, int
   }
 }
 
-// The power of two that moves a row into an f16's upper range.
+// Returns the exponent of two that scales a row into the upper range of f16.
 template <int kOfLane>
 __device__ inline int range_of(const float (&x)[kOfLane]) {
   float largest = 0.0f;
@@ -88,8 +88,8 @@ __device__ inline int range_of(const float (&x)[kOfLane]) {
   return to_range(largest);
 }
 
-// q to shared memory in the order of B fragments, as kQParts summands; scale[r] takes the products to logits in units of
-// ln 2 (without a soft cap) and undoes what moved the row into an f16's range. rows: the warp's room for its rows.
+// Writes q to shared memory in the order of B fragments, as kQParts summands. scale[r] takes products to logits in units of
+// ln 2 (without a soft cap) and undoes the scaling of the row. rows: the warp's room for its rows.
 template <class Shape>
 __device__ void stage_queries(const DecodeCall& call, const Piece& piece, float* rows, uint2* fragments, float* scale) {
   using Number = typename Shape::K::KeyNumber;
@@ -128,21 +128,21 @@ __device__ void stage_queries(const DecodeCall& call, const Piece& piece, float*
 
 // ---- keys --------------------------------------------------------------------------------------------------------------
 
-// A warp's way through the pages: lane i knows where the i-th unit from `base` on is. At first none is known.
+// A warp's walk through the pages: lane i knows the place of the i-th unit from `base` on. No unit is known at first.
 struct PageWalk {
   int base = -32;
   int slot = 0;
   int64_t page = 0;  // bytes from the page called 0
 };
 
-// The block's first unit: of the sequence, from token 0 on. With lists: of the item.
+// Returns the block's first unit, counted from token 0 of the sequence. With lists: from the item's first unit.
 template <class Shape>
 __device__ inline int first_unit(const Piece& piece) {
   return (Shape::kHasLists ? 0 : static_cast<int>(piece.key_begin / Shape::kUnitKeys)) + piece.first_unit;
 }
 
-// unit: of the sequence, from token 0 on. Behind the last key it is in the page called 0, of which
-// nothing will be read.
+// Looks up the walk's next units. unit: of the sequence, from token 0 on. Behind the last key a unit is in the page called
+// 0, and nothing is read from there.
 template <class Shape>
 __device__ inline void look_up(const DecodeCall& call, const DeviceSequence& sequence, int unit, PageWalk& walk) {
   walk.base = unit;
@@ -154,7 +154,7 @@ __device__ inline void look_up(const DecodeCall& call, const DeviceSequence& seq
                   : 0;
 }
 
-// The warp's 16 keys of a unit.
+// Copies the warp's 16 keys of a unit.
 template <class Shape>
 __device__ inline void copy_keys(const DecodeCall& call, const Piece& piece, int unit, PageWalk& walk, uint32_t stage) {
   if (unit - walk.base >= 32) look_up<Shape>(call, piece.sequence, unit, walk);
@@ -174,9 +174,9 @@ __device__ inline void copy_keys(const DecodeCall& call, const Piece& piece, int
 
 // 16 keys in shared memory, from token `key` on.
 struct Slice {
-  bool is_whole;  // every row sees all of them
+  bool is_whole;  // every query row sees all 16 keys
   int64_t key;
-  int lo, hi;  // [lo, hi) of them are there
+  int lo, hi;  // keys [lo, hi) of the 16 exist
 
   // [from, to): the tokens that a row sees.
   __device__ bool is_seen(int at, int64_t from, int64_t to) const { return key + at >= from && key + at < to; }
@@ -184,7 +184,7 @@ struct Slice {
   __device__ bool has_all() const { return lo <= 0 && hi >= 16; }
 };
 
-// The warp's slice of a unit. [all_lo, all_hi): what every row sees.
+// Returns the warp's slice of a unit. [all_lo, all_hi): the keys that every row sees.
 template <class Shape>
 __device__ inline Slice find_slice(const Piece& piece, int64_t all_lo, int64_t all_hi, int unit, const PageWalk&) {
   const int64_t key = int64_t{unit} * Shape::kUnitKeys + threadIdx.x / 32 * 16;
@@ -204,7 +204,7 @@ requires(Shape::kHasLists) struct WalkOf<Shape> {
 
 // ---- softmax -----------------------------------------------------------------------------------------------------------
 
-// A thread's part of its warp's state: of rows 2 t and 2 t + 1 of each tile; o also of dims value_dim(b, g) and (b, g + 8).
+// A thread's part of its warp's state: rows 2 t and 2 t + 1 of each tile, and of o dims value_dim(b, g) and (b, g + 8).
 template <class Shape>
 struct WarpState {
   float o[Shape::kTiles][Shape::VRow::kSteps][4];
@@ -222,13 +222,13 @@ __device__ inline void clear(WarpState<Shape>& state) {
   }
 }
 
-// s += q.k, before scale: of keys g and g + 8 and rows 2 t, 2 t + 1 of each tile. kParts: summands of q.
+// s += q.k, before scale, for keys g and g + 8 and rows 2 t, 2 t + 1 of each tile. kParts: summands of q.
 template <class Shape, int kParts>
 __device__ inline void multiply_keys(uint32_t k, const uint2* fragments, float (&s)[Shape::kTiles][4]) {
   using Stored = typename Shape::K;
   using Row = typename Shape::KRow;
   const int lane = threadIdx.x % 32;
-  // A product's sums are cut off, not rounded: where q has the bits of an f32 that would show.
+  // The sums of a product are truncated, not rounded. Where q has the bits of an f32, that would show.
   constexpr int kApart = kParts > 1 ? 1 : Row::kSteps;
   constexpr int kGroupSteps = Stored::kGroup > 0 ? Stored::kGroup / 16 : kApart;
 #pragma unroll
@@ -258,7 +258,7 @@ __device__ inline void multiply_keys(uint32_t k, const uint2* fragments, float (
   }
 }
 
-// o += V P. p: as s. What the scales of keys are that nobody names is not known.
+// o += V P. p: laid out as s. The scales of keys that are not named are undefined, and count as 0.
 template <class Shape, class Slice>
 __device__ inline void multiply_values(uint32_t v, const float (&p)[Shape::kTiles][4], const Slice& slice,
                                        WarpState<Shape>& state) {
@@ -292,7 +292,7 @@ __device__ inline void multiply_values(uint32_t v, const float (&p)[Shape::kTile
       Stored::values(a, v, Row::kStride, block, lane);
 #pragma unroll
       for (int n = 0; n < Shape::kTiles; ++n) {
-        // A product's sums are cut off, not rounded: over many keys that would show in an f32's last bits.
+        // The sums of a product are truncated, not rounded. Over many keys that would show in an f32's last bits.
         float apart[4] = {};
         float(&sum)[4] = Stored::kParts > 1 ? apart : state.o[n][block];
 #pragma unroll
@@ -306,7 +306,7 @@ __device__ inline void multiply_values(uint32_t v, const float (&p)[Shape::kTile
   }
 }
 
-// o += V P, of weights that are far (far_weights.cuh); these are 0 in p then.
+// o += V P, for weights that are far (far_weights.cuh). Sets these to 0 in p.
 template <class Shape>
 __device__ inline void multiply_far(uint32_t v, float (&p)[Shape::kTiles][4], WarpState<Shape>& state) {
   using Stored = typename Shape::V;
@@ -339,12 +339,12 @@ __device__ inline void multiply_far(uint32_t v, float (&p)[Shape::kTiles][4], Wa
   }
 }
 
-// Which keys a thread's rows see, and how logits become powers of 2.
+// The keys that a thread's rows see, and the scales from logits to powers of 2.
 template <class Shape>
 struct RowView {
   float scale[Shape::kTiles][2];
   int64_t lo[Shape::kTiles][2], hi[Shape::kTiles][2];
-  int64_t all_lo, all_hi;  // what every row sees
+  int64_t all_lo, all_hi;  // the keys that every row sees
 };
 
 template <class Shape>
@@ -369,7 +369,7 @@ __device__ RowView<Shape> view_rows(const DecodeCall& call, const Piece& piece, 
   return view;
 }
 
-// One slice of 16 keys into the warp's state.
+// Adds one slice of 16 keys to the warp's state.
 template <class Shape, class Slice>
 __device__ inline void attend_slice(const DecodeCall& call, const RowView<Shape>& view, const Slice& slice, uint32_t stage,
                                     const uint2* fragments, WarpState<Shape>& state) {
@@ -401,7 +401,7 @@ __device__ inline void attend_slice(const DecodeCall& call, const RowView<Shape>
       float largest = fmaxf(s[n][i], s[n][i + 2]);
       for (int mask = 4; mask < 32; mask *= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, mask));
       const float before = state.m[n][i], now = fmaxf(before, largest);
-      const float from = now == -INFINITY ? 0.0f : now - Shape::V::ValueNumber::kShift;  // nothing is seen yet
+      const float from = now == -INFINITY ? 0.0f : now - Shape::V::ValueNumber::kShift;  // no key is seen yet
       for (int k = i; k < 4; k += 2) s[n][k] = exp2_fast(s[n][k] - from);
       faded[i] = now == before ? 1.0f : exp2_fast(before - now);
       state.m[n][i] = now;
@@ -419,7 +419,7 @@ __device__ inline void attend_slice(const DecodeCall& call, const RowView<Shape>
 
 // ---- states ------------------------------------------------------------------------------------------------------------
 
-// A warp's state to memory: o [kRows][kVDim], then m and l [kRows].
+// Stores a warp's state: o [kRows][kVDim], then m and l [kRows].
 template <class Shape>
 __device__ void store_state(const WarpState<Shape>& state, float* to) {
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -443,10 +443,11 @@ __device__ void store_state(const WarpState<Shape>& state, float* to) {
     }
 }
 
-// The block's piece is one of several: leaves its state, and merges all of them if it is the last to do so.
+// For a piece that is one of several of its item: leaves its state, and merges all states if it is the last.
 template <class Shape>
 __device__ void finish_among(const DecodeCall& call, const Piece& piece, const float* warp_states, int* is_last) {
-  // A block's piece that does not begin its item is the block's first; one that does but goes on in the next is its last.
+  // A piece that does not begin its item is its block's first piece. A piece that begins an item of several pieces is its
+  // block's last.
   const int first = piece.first_block, last = piece.end_block - 1;
   const auto state_of = [&](int block) {
     return call.states + (2 * block + (block == first ? 1 : 0)) * Shape::kStateFloats;
@@ -477,7 +478,7 @@ __device__ void finish_among(const DecodeCall& call, const Piece& piece, const f
 
 // ---- the kernel --------------------------------------------------------------------------------------------------------
 
-// The warp's slices of a piece, one after another.
+// Attends the warp's slices of a piece, one after another.
 template <class Shape>
 __device__ void attend_piece(const DecodeCall& call, const Piece& piece, std::byte* pipeline, uint2* fragments, float* scale,
                              WarpState<Shape>& state) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Slices of key lists (lib/tables/key_list.h) in the decode kernel (decode.cuh): a warp's 16 keys of a unit are two
-// granules, or the next 16 keys of the range, which then are known by granules as well.
+// Slices of key lists (lib/tables/key_list.h) in the decode kernel (decode.cuh). A warp's 16 keys of a unit are two
+// granules, or the next 16 keys of the range, which then are described as granules, too.
 #pragma once
 
 #include "cuda/kernels/decode_work.cuh"
@@ -8,8 +8,8 @@
 
 namespace tandem::cuda {
 
-// A warp's way through a list. From unit `base` on, each unit has two lanes, of which each knows eight of the warp's keys.
-// What they knew before is kept: units are attended after the next ones have been asked for.
+// A warp's walk through a list. Each unit from `base` on has two lanes, and each lane knows eight of the warp's keys.
+// `before` keeps the last units, as units are attended after the copies of the next ones have started.
 struct ListWalk {
   static constexpr int kUnits = 16;
 
@@ -23,7 +23,7 @@ struct ListWalk {
   int64_t page = 0;  // bytes from the page called 0
 };
 
-// unit: of the item. Where no key is named, nothing will be read.
+// Looks up the walk's next units. unit: index in the item. Nothing is read later for keys that are not named.
 template <class Shape>
 __device__ inline void look_up(const DecodeCall& call, const Piece& piece, int unit, ListWalk& walk) {
   const int lane = threadIdx.x % 32, own = unit + lane / 2, warp = threadIdx.x / 32;
@@ -48,7 +48,7 @@ __device__ inline void look_up(const DecodeCall& call, const Piece& piece, int u
                   : 0;
 }
 
-// Two granules of a plane and their scales. Rows that are not named become zeros, their scales stay.
+// Copies two granules of a plane and their scales. Rows that are not named become zeros. Their scales are copied.
 template <class Row>
 __device__ inline void copy_granules(uint32_t to, const std::byte* const (&rows)[2], const std::byte* const (&scales)[2],
                                      uint32_t named) {
@@ -67,7 +67,7 @@ __device__ inline void copy_granules(uint32_t to, const std::byte* const (&rows)
   }
 }
 
-// The warp's 16 keys of a unit.
+// Copies the warp's 16 keys of a unit.
 template <class Shape>
 __device__ inline void copy_keys(const DecodeCall& call, const Piece& piece, int unit, ListWalk& walk, uint32_t stage) {
   if (unit - walk.base >= ListWalk::kUnits) look_up<Shape>(call, piece, unit, walk);
@@ -98,9 +98,9 @@ __device__ inline void copy_keys(const DecodeCall& call, const Piece& piece, int
   copy(typename Shape::VRow{}, kPlaneV, stage + Shape::KRow::kSliceBytes);
 }
 
-// 16 keys in shared memory, of which bits say whether they are named.
+// 16 keys in shared memory. Bit i of `named`: key i is named.
 struct ListSlice {
-  bool is_whole;  // every row sees all of them
+  bool is_whole;  // every query row sees all 16 keys
   int token[2];
   uint32_t named;
 

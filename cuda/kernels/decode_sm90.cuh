@@ -1,19 +1,21 @@
 // SPDX-License-Identifier: MIT
-// Decode for compute capability 9.0: what decode.cuh does, brought by the copy engine and turned by 90 degrees.
+// Decode for compute capability 9.0. As decode.cuh, but the copy engine brings the keys, and the product of queries and
+// keys is transposed.
 //
-// A block has a multiprocessor to itself, and of its piece (decode_work.cuh) every warp every kWarps-th unit of kKeys keys.
-// A warp's units travel through kStages stages of its own, as boxes that one lane asks for; nothing in the loop waits for
-// another warp. Keys are the columns of the logits, so that weights come out of the softmax as the next product takes them:
+// A block has a multiprocessor to itself. Each warp has every kWarps-th unit of kKeys keys of the block's piece
+// (decode_work.cuh). A warp's units travel through kStages stages of its own, as boxes whose copies one lane starts.
+// Nothing in the loop waits for another warp. Keys are the columns of the logits, so the softmax leaves weights in the
+// layout of the next product:
 //
 //   S [16 x 8 keys]    = q [16 x dims] K [dims x 8 keys]        softmax over keys: along a row, which 4 lanes share
 //   O [dims x 8 rows] += V [dims x 16 keys] P [16 keys x 8 rows]
 //
-// Of the 16 rows of q, 8 are a tile of query rows and 8 another, or, where there is but one, the second summand of the
-// first.
+// 8 of the 16 rows of q are a tile of query rows. The other 8 are a second tile or, with one tile, the second summand of
+// the first.
 //
-// A call is short beside what surrounds reading: a block looks up its piece, asks for its keys, and stages q meanwhile; its
-// warps' states become one, and the last block of an item loads all states of a row at once. The kernel behind may start
-// before this one ends.
+// A call is short compared with the work around its reads. So a block finds its piece, starts the copies of its keys, and
+// stages q meanwhile. At the end the states of its warps become one, and the last block of an item loads all states of a
+// row at once. The next kernel may start before this one ends.
 #pragma once
 
 #include "cuda/kernels/beside_append.cuh"
@@ -29,7 +31,7 @@ template <class Shape>
 __device__ inline void multiply_keys(const DecodeCall& call, uint32_t k, uint32_t scales, const StagedQueries& staged,
                                      Logits<Shape>& s) {
   using K = typename Shape::K;
-  constexpr int kBlocks = Shape::kKeys / 8, kSumSteps = 2;  // sums are cut off, not rounded: so many steps are one
+  constexpr int kBlocks = Shape::kKeys / 8, kSumSteps = 2;  // steps that are summed at once; sums are truncated, not rounded
   const int lane = threadIdx.x % 32;
   const uint32_t row = K::template key_row<typename Shape::KRows>(k, lane);
   KeyScales<Shape::kKScales> scale[kBlocks][2];
@@ -83,7 +85,7 @@ struct WeightParts {
         for (int part = 0; part < Shape::kPParts; ++part) of[part][tile][n] = parts[part];
       }
   }
-  // p times a group's scales.
+  // Sets p times a group's scales.
   __device__ void scale_all(const WeightParts& p, uint32_t scales) {
     const float4 pairs = load_floats(scales);
     const float scale[4] = {pairs.x, pairs.y, pairs.z, pairs.w};
@@ -123,12 +125,12 @@ __device__ inline void multiply_values(uint32_t v, uint32_t scales, const Weight
 
 // ---- softmax -----------------------------------------------------------------------------------------------------------
 
-// Which keys a lane's rows see, and how products become powers of 2.
+// The keys that a lane's rows see, and the scales from products to powers of 2.
 template <class Shape>
 struct SeenKeys {
   float scale[Shape::kTiles];
   int64_t lo[Shape::kTiles], hi[Shape::kTiles];
-  int64_t all_lo, all_hi;  // what every row sees
+  int64_t all_lo, all_hi;  // the keys that every row sees
 };
 
 template <class Shape>
@@ -151,7 +153,7 @@ __device__ SeenKeys<Shape> see_keys(const DecodeCall& call, const Piece& piece, 
   return seen;
 }
 
-// Products to logits in units of ln 2; -inf where a row does not see the key.
+// Turns products into logits in units of ln 2. The logit is -inf where a row does not see the key.
 template <class Shape, class Unit>
 __device__ inline void make_logits(const DecodeCall& call, const SeenKeys<Shape>& seen, const Unit& unit, Logits<Shape>& s) {
 #pragma unroll
@@ -193,7 +195,7 @@ __device__ inline void make_few_logits(const DecodeCall& call, const SeenKeys<Sh
   }
 }
 
-// Logits to weights, times 2^kShift; what there is of the state fades where a larger logit has come.
+// Turns logits into weights times 2^kShift. The state so far fades where a larger logit has come.
 template <class Shape>
 __device__ inline void weigh(Logits<Shape>& s, RowState<Shape>& state) {
 #pragma unroll
@@ -203,7 +205,7 @@ __device__ inline void weigh(Logits<Shape>& s, RowState<Shape>& state) {
     for (int n = 0; n < Shape::kKeys / 8; ++n) largest = fmaxf(largest, fmaxf(s[tile][n][0], s[tile][n][1]));
     for (int mask = 1; mask < 4; mask *= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, mask));
     const float before = state.m[tile], now = fmaxf(before, largest);
-    const float from = now == -INFINITY ? 0.0f : now - static_cast<float>(Shape::V::kShift);  // nothing is seen yet
+    const float from = now == -INFINITY ? 0.0f : now - static_cast<float>(Shape::V::kShift);  // no key is seen yet
     const float faded = now == before ? 1.0f : exp2_fast(before - now);
     float sum = 0.0f;
 #pragma unroll
@@ -262,7 +264,7 @@ __device__ inline void attend_rows(const DecodeCall& call, const SeenKeys<Shape>
   }
 }
 
-// A unit into the warp's state.
+// Adds a unit to the warp's state.
 template <class Shape, class Unit>
 __device__ inline void attend_unit(const DecodeCall& call, const SeenKeys<Shape>& seen, const Unit& unit,
                                    const StagedQueries& staged, RowState<Shape>& state) {
@@ -277,14 +279,14 @@ __device__ inline void attend_unit(const DecodeCall& call, const SeenKeys<Shape>
 
 // ---- the kernel --------------------------------------------------------------------------------------------------------
 
-// Of a sequence without keys a piece has a unit, as somebody has to write the empty state, and that is nowhere: the place
-// called 0 may be no memory.
+// Returns the number of a warp's units in a piece. Without keys it is 0. The piece of such a sequence has a unit, as some
+// block has to write the empty state, but that unit has no place: the place called 0 may be no memory.
 __device__ inline int units_of_warp(const Piece& piece, int warp) {
   if (!piece.has_keys()) return 0;
   return divide(max(0, piece.end_unit - piece.first_unit - warp + piece.stride - 1), piece.stride);
 }
 
-// The warp's units of a piece, one after another.
+// Attends the warp's units of a piece, one after another.
 template <class Shape>
 __device__ void attend_piece(const DecodeCall& call, const KeyMaps& maps, const Piece& piece, const StagedQueries& staged,
                              Pipeline<Shape>& pipeline, RowState<Shape>& state) {
@@ -318,16 +320,16 @@ __device__ void attend_piece(const DecodeCall& call, const KeyMaps& maps, const 
   }
 }
 
-// What the block will ask for first of a piece, into the cache of the second level, while the kernel before still ends:
-// whatever that writes to the same lines is written there. Sequences and page tables are not written by kernels
-// (lib/tables/device.h); where kernels write key lists, the caller has waited already.
+// Prefetches the piece's first keys to the L2 cache, while the kernel before still ends. Its writes to the same lines go to
+// that cache, too. Kernels do not write sequences and page tables (lib/tables/device.h). Where kernels write key lists, the
+// caller has waited already.
 template <class Shape>
 __device__ void prefetch_piece(const DecodeCall& call, const Piece& piece) {
   const int warp = static_cast<int>(threadIdx.x / 32);
   const int n_units = units_of_warp(piece, warp);
   Places<Shape> places;
   look_up<Shape>(call, piece, first_unit<Shape>(piece, warp), 0, places);
-  constexpr int kLanes = Places<Shape>::kLanes, kRows = Shape::kKeys / kLanes;  // of a unit, of each of these
+  constexpr int kLanes = Places<Shape>::kLanes, kRows = Shape::kKeys / kLanes;  // lanes of a unit; rows of each lane
   if (static_cast<int>(threadIdx.x % 32) >= kLanes * min(n_units, Shape::kStages)) return;
   const auto prefetch = [&](int p, int row_bytes) {
     const std::byte* const head = call.planes[p] + piece.head * call.head_stride[p];
@@ -389,7 +391,7 @@ __device__ __forceinline__ void decode(const DecodeCall& call, const KeyMaps& ma
     __syncthreads();
     at = share.is_by_item ? end : at + n_units;
   }
-  if (!has_waited) wait_for_rows(call);  // a block without work waits, too: the next kernel waits for this one only
+  if (!has_waited) wait_for_rows(call);  // A block without work waits, too, as the next kernel waits for this one only.
   wait_for_append(call);
 #endif
 }
@@ -401,7 +403,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   decode<Shape>(call, {&k_map, &v_map});
 }
 
-// With key lists. The maps of granules bring eight rows, the others a unit.
+// The kernel for key lists. The maps of granules bring eight rows, the other maps a unit.
 template <class Shape>
 __global__ void __launch_bounds__(Shape::kThreads, 1)
     decode_lists_sm90_kernel(const __grid_constant__ DecodeCall call, const __grid_constant__ CUtensorMap k_map,

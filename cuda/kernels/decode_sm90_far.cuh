@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
-// Weights far below the largest of their row (far_weights.cuh) in the decode kernel for compute capability 9.0
+// Weights far below the largest weight of their row (far_weights.cuh), in the decode kernel for compute capability 9.0
 // (decode_sm90.cuh).
 //
-// They are common, and multiplying them apart takes as long as all else. So a warp is careful about them only until no sum
-// of its state is so small that all of its keys together could lose anything of note: sums of magnitudes, which are what is
-// to be exact, only grow from there, but for what they fade by.
+// Such weights are frequent, and multiplying them apart takes as long as all other work. So a warp does it (is_careful)
+// only until every sum of its state is so large that all of its keys together could not lose anything of note. From then on
+// these sums of magnitudes only grow, except where they fade.
 #pragma once
 
 #include "cuda/kernels/decode_sm90_scales.cuh"
@@ -33,7 +33,7 @@ __device__ inline void find_least(RowState<Shape>& state) {
 
 // ---- of few rows -------------------------------------------------------------------------------------------------------
 
-// What a weight's two f16 leave, as two bf16.
+// Returns the rest that the two f16 summands of a weight leave, as two bf16.
 __device__ inline uint32_t split_rest(float x) {
   const float first = __uint_as_float(__float_as_uint(x) & 0xffffe000u);
   const float2 taken = Half::unpack(Half::pack(first, x - first));
@@ -45,7 +45,7 @@ __device__ inline uint32_t split_rest(float x) {
 template <class Shape>
 using FewScales = KeyScales<Shape::kVScales>[Shape::kKeys / 8];
 
-// Scales of a lane's keys.
+// Loads the scales of a lane's keys.
 template <class Shape, int kScales>
 __device__ inline void load_few_scales(uint32_t scales, KeyScales<kScales> (&to)[Shape::kKeys / 8]) {
   if constexpr (kScales > 0) {
@@ -63,12 +63,12 @@ __device__ inline float scaled_weight(const FewLogits<Shape>& p, const FewScales
     return p[n];
 }
 
-// o += V P, of what f16 leave of the weights.
+// o += V P, for the rests that f16 summands of the weights leave.
 template <class Shape>
 __device__ inline void multiply_few_far(uint32_t row, uint32_t scales, const FewLogits<Shape>& p, RowState<Shape>& state) {
   using V = typename Shape::V;
-  constexpr float kLeast = 0x1p-9f;  // of weights whose f16 are good enough
-  // Scales are loaded again: the compiler would keep what it made of them, for which there are no registers.
+  constexpr float kLeast = 0x1p-9f;  // weights from here on are exact enough in f16
+  // Scales are loaded again, as the compiler would otherwise keep values made of them, for which there are no registers.
   __syncwarp();
   FewScales<Shape> scale;
   load_few_scales<Shape>(scales, scale);
@@ -100,7 +100,7 @@ __device__ inline void multiply_few_far(uint32_t row, uint32_t scales, const Few
 
 // ---- of more rows ------------------------------------------------------------------------------------------------------
 
-// o += V P, of weights that are far; these are 0 in p then. scales: V's, as they are.
+// o += V P, for weights that are far. Sets these to 0 in p. scales: those of V, unchanged.
 template <class Shape>
 __device__ inline void multiply_far(uint32_t v, uint32_t scales, Logits<Shape>& p, RowState<Shape>& state) {
   using V = typename Shape::V;
@@ -149,8 +149,8 @@ __device__ inline void multiply_far(uint32_t v, uint32_t scales, Logits<Shape>& 
   });
 }
 
-// Before p is multiplied, where the warp has to be careful. Numbers of f16 may be so large that sums are seldom large
-// enough: of these, a look at the sums waits until there are weights that are far.
+// Called before p is multiplied. Handles far weights if the warp has to be careful. With f16 numbers, which may be large,
+// sums are seldom large enough, so they are checked only once some weights are far.
 template <class Shape>
 __device__ inline void attend_far(uint32_t v, uint32_t scales, Logits<Shape>& p, RowState<Shape>& state) {
   using V = typename Shape::V;

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: MIT
-// Of at most four query rows, whose keys are codes: what the decode kernel for compute capability 9.0 (decode_sm90.cuh) does
-// with a unit then. Conversions of codes take most of the time, so that all else is made short: a product's 8 columns are 4
-// rows of q in two summands each, and what is above them the other way round here, keys or dims, are its 16 rows.
+// The decode kernel for compute capability 9.0 (decode_sm90.cuh) with at most four query rows and keys that are codes.
+// Conversions of codes take most of the time, so everything else is kept short. The 8 columns of a product are 4 rows of q
+// in two summands each. Its 16 rows are keys or dims. In decode_sm90.cuh keys are columns.
 //
 //   S [16 keys x 8]   = K [16 keys x dims] q [dims x 8]     columns 2 r and 2 r + 1: the two summands of row r
-//   O [16 dims x 8]  += V [16 dims x keys] P [keys x 8]     likewise, of weights times scales
+//   O [16 dims x 8]  += V [16 dims x keys] P [keys x 8]     the same columns, of weights times scales
 //
-// A lane then has the logits of one row, t, and of keys g of every 8: the softmax takes half the instructions, and no lane
-// has a row that is not there. A weight times a scale is an f32, whose summands are made once it is there: its first bits,
-// and the rest. Pairs of these are transposed between the lanes of a warp (movmatrix), as a sum over keys needs it.
+// A lane then has the logits of one row, t, and of keys g of every 8. The softmax takes half the instructions, and no lane
+// has a missing row. A weight times a scale is an f32. It is split into two summands, its first bits and the rest. Pairs of
+// these are transposed between the lanes of a warp (movmatrix), as a sum over keys needs them so.
 #pragma once
 
 #include "cuda/kernels/decode_sm90_far.cuh"
@@ -44,7 +44,7 @@ __device__ inline void multiply_few_keys(uint32_t k, uint32_t scales, const Stag
   }
 }
 
-// Logits to weights, times 2^kShift; what there is of the state fades where a larger logit has come.
+// Turns logits into weights times 2^kShift. The state so far fades where a larger logit has come.
 template <class Shape>
 __device__ inline void weigh_few(FewLogits<Shape>& s, RowState<Shape>& state) {
   float largest = s[0];
@@ -52,7 +52,7 @@ __device__ inline void weigh_few(FewLogits<Shape>& s, RowState<Shape>& state) {
   for (int n = 1; n < Shape::kKeys / 8; ++n) largest = fmaxf(largest, s[n]);
   for (int mask = 4; mask < 32; mask *= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, mask));
   const float before = state.m[0], now = fmaxf(before, largest);
-  const float from = now == -INFINITY ? 0.0f : now - static_cast<float>(Shape::V::kShift);  // nothing is seen yet
+  const float from = now == -INFINITY ? 0.0f : now - static_cast<float>(Shape::V::kShift);  // no key is seen yet
   float sum = 0.0f;
 #pragma unroll
   for (int n = 0; n < Shape::kKeys / 8; ++n) sum += s[n] = exp2_fast(s[n] - from);
@@ -68,7 +68,7 @@ __device__ inline void weigh_few(FewLogits<Shape>& s, RowState<Shape>& state) {
   state.l[0] += sum;
 }
 
-// Sees to it that o's unit is large enough for a unit's scales of V: these times 2^-exponent are below 2.
+// Makes o's unit large enough for a unit's scales of V: scales times 2^-exponent are below 2.
 template <class Shape>
 __device__ inline void fit_exponent(const KeyScales<Shape::kVScales> (&scale)[Shape::kKeys / 8], RowState<Shape>& state) {
   using Own = KeyScales<Shape::kVScales>;
@@ -89,7 +89,7 @@ __device__ inline void fit_exponent(const KeyScales<Shape::kVScales> (&scale)[Sh
   if (exponent > state.exponent) change_unit<Shape>(state, exponent);
 }
 
-// A weight as two summands in f16, for column 2 t and the next: bits that an f16 has room for, and what is left.
+// Splits a weight into two f16 summands, for columns 2 t and 2 t + 1: as many first bits as an f16 holds, and the rest.
 __device__ inline uint32_t split_weight(float x) {
   const float first = __uint_as_float(__float_as_uint(x) & 0xffffe000u);
   return Half::pack(first, x - first);

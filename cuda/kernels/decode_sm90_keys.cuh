@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: MIT
-// Keys on their way to a warp of the decode kernel for compute capability 9.0 (decode_sm90.cuh): stages, and units of a
-// range of tokens. decode_sm90_lists.cuh has those of key lists.
+// The keys of a warp of the decode kernel for compute capability 9.0 (decode_sm90.cuh): stages, and units of a range of
+// tokens. decode_sm90_lists.cuh has the units of key lists.
 #pragma once
 
 #include "cuda/kernels/decode_sm90_shape.cuh"
 
 namespace tandem::cuda {
 
-// A unit in shared memory, and room for its scales of V as they are multiplied.
+// A unit in shared memory, and room for its scaled scales of V.
 struct Stage {
   uint32_t boxes, scales, scaled;
 };
 
-// A warp's stages: of boxes, of scales, and a barrier each.
+// A warp's stages: boxes, scales, and a barrier for each.
 template <class Shape>
 struct Pipeline {
   uint32_t boxes, scales, scaled, barriers;
@@ -29,12 +29,12 @@ struct Pipeline {
 struct KeyMaps {
   const CUtensorMap* k;
   const CUtensorMap* v;
-  // Of granules, where there are key lists.
+  // Maps of granules, for calls with key lists.
   const CUtensorMap* k_granule = nullptr;
   const CUtensorMap* v_granule = nullptr;
 };
 
-// Asks for kRows rows from `slot` of a page on, to `at` rows behind the beginning of a stage.
+// Starts copies of kRows rows, from `slot` of a page on, to `at` rows behind the start of a stage.
 template <class Shape, int kRows>
 __device__ __forceinline__ void bring_rows(const CUtensorMap* k_map, const CUtensorMap* v_map,
                                            const std::byte* const (&head)[kPlanes], int64_t page, int slot, int at,
@@ -61,16 +61,16 @@ __device__ __forceinline__ void bring_rows(const CUtensorMap* k_map, const CUten
 
 // ---- without lists -----------------------------------------------------------------------------------------------------
 
-// A warp's way through the pages: lane i knows where its i-th unit from `base` on is. At first none is known.
+// A warp's walk through the pages: lane i knows the place of its i-th unit from `base` on. No unit is known at first.
 struct UnitPlaces {
-  static constexpr int kLanes = 1;  // of a unit
-  const std::byte* head[kPlanes];   // of the page called 0
+  static constexpr int kLanes = 1;  // lanes of a unit
+  const std::byte* head[kPlanes];   // in the page called 0
   int base = -32;
   int slot = 0;
   int64_t page = 0;  // bytes from the page called 0
 };
 
-// A warp's first unit: of the sequence, from token 0 on. With lists: of the item.
+// Returns a warp's first unit, counted from token 0 of the sequence. With lists: from the item's first unit.
 template <class Shape>
 __device__ inline int first_unit(const Piece& piece, int warp) {
   const int before = Shape::kHasLists ? 0 : static_cast<int>(piece.key_begin / Shape::kKeys);
@@ -89,7 +89,7 @@ __device__ inline void look_up(const DecodeCall& call, const Piece& piece, int f
   }
 }
 
-// Asks for the warp's i-th unit.
+// Starts the copies of the warp's i-th unit.
 template <class Shape>
 __device__ inline void ask_for_keys(const DecodeCall& call, const KeyMaps& maps, const Piece& piece, int first, int i,
                                     UnitPlaces& places, const Pipeline<Shape>& pipeline, int stage) {
@@ -103,7 +103,7 @@ __device__ inline void ask_for_keys(const DecodeCall& call, const KeyMaps& maps,
 
 // Eight neighbouring keys.
 struct EightKeys {
-  int64_t token;  // of the first
+  int64_t token;  // of the first key
 
   // [lo, hi): the tokens that a row sees.
   __device__ bool is_seen(int key, int64_t lo, int64_t hi) const { return token + key >= lo && token + key < hi; }
@@ -112,11 +112,11 @@ struct EightKeys {
 // A unit in shared memory, from token `key` on.
 struct Unit {
   Stage stage;
-  bool is_whole;  // every row sees all of its keys
+  bool is_whole;  // every query row sees all of its keys
   int64_t key, begin, end;
 
   __device__ EightKeys eight(int n) const { return {key + 8 * n}; }
-  // Which keys there are: a function of a key's place in the unit.
+  // Returns a predicate for a key's place in the unit: the key is in [begin, end).
   __device__ auto named() const {
     const int lo = static_cast<int>(max(begin - key, int64_t{0}));
     const int hi = static_cast<int>(min(end - key, int64_t{64}));
@@ -124,7 +124,7 @@ struct Unit {
   }
 };
 
-// The warp's i-th unit. [all_lo, all_hi): what every row sees.
+// Returns the warp's i-th unit. [all_lo, all_hi): the keys that every row sees.
 template <class Shape>
 __device__ inline Unit find_unit(const Piece& piece, int64_t all_lo, int64_t all_hi, int first, int i, const UnitPlaces&,
                                  const Stage& stage) {
@@ -137,7 +137,7 @@ __device__ inline int64_t sliding_window_of(const DecodeCall& call, const Piece&
   return Shape::kHasLists ? piece.sliding_window : call.sliding_window;
 }
 
-// Values of keys that nobody names, which may be NaN, become 0: of rows, or of their scales where codes have some.
+// Zeroes the values of keys that are not named, which may be NaN: their rows or, for codes with scales, their scales.
 template <class Shape, class Named>
 __device__ inline void clear_values(uint32_t values, uint32_t scales, Named is_named) {
   using Rows = typename Shape::VRows;

@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: MIT
 // Units of key lists (lib/tables/key_list.h) in the decode kernel for compute capability 9.0 (decode_sm90.cuh).
 //
-// A unit is kKeys keys: granules of the list, each brought by the lane that knows it, or, behind these, the next keys of the
-// range, which one lane asks for as without lists. What a unit's keys are is known by granules in both cases. A unit that
-// lacks granules has its last one more than once, naming nothing: what arrives in a stage is always as long.
+// A unit is kKeys keys: granules of the list or, after these, the next keys of the range. The lane that knows a granule
+// starts its copies. For a range one lane starts them all, as without lists. In both cases the keys of a unit are described
+// as granules. A unit that lacks granules repeats its last one, without named keys, so a stage always receives as many
+// bytes.
 #pragma once
 
 #include "cuda/kernels/decode_sm90_keys.cuh"
 
 namespace tandem::cuda {
 
-// A warp's way through a list. From unit `base` on, each unit has kLanes lanes, of which each knows eight keys. What they
-// knew before is kept: units are attended after the next ones have been asked for.
+// A warp's walk through a list. Each unit from `base` on has kLanes lanes, and each lane knows eight keys. `before` keeps
+// the last units, as units are attended after the copies of the next ones have started.
 template <class Shape>
 struct ListPlaces {
   static constexpr int kLanes = Shape::kKeys / kGranuleKeys, kUnits = 32 / kLanes;
@@ -21,19 +22,19 @@ struct ListPlaces {
     int token = 0;
     uint32_t keys = 0;
   };
-  const std::byte* head[kPlanes];  // of the page called 0
+  const std::byte* head[kPlanes];  // in the page called 0
   int base = -kUnits;
   Named now, before;
   int slot = 0;
   int64_t page = 0;  // bytes from the page called 0
 };
 
-// What a sequence's range has of the eight tokens from `token` on, and where they are.
+// Looks up which of the eight tokens from `token` on are in the sequence's range, and their place.
 template <class Shape>
 __device__ inline void look_up_range(const DecodeCall& call, const Piece& piece, int token, ListPlaces<Shape>& places) {
   const DeviceSequence& sequence = piece.sequence;
   places.now = {token, granule_bits(token, sequence.begin, sequence.end)};
-  const int first = token / Shape::kKeys * Shape::kKeys;  // of its unit, which lies in one page
+  const int first = token / Shape::kKeys * Shape::kKeys;  // first token of its unit, which lies in one page
   const int page_idx = divide(token, call.page_len);
   places.slot = token - page_idx * call.page_len;
   if (sequence.begin >= sequence.end || first >= sequence.end) return;
@@ -41,7 +42,7 @@ __device__ inline void look_up_range(const DecodeCall& call, const Piece& piece,
   places.page = call.page_tables[sequence.table_begin + page_idx - rounds * table_len];
 }
 
-// first: the warp's first unit, of the item's.
+// Looks up the walk's next units. first: the warp's first unit, of the item's.
 template <class Shape>
 __device__ inline void look_up(const DecodeCall& call, const Piece& piece, int first, int i, ListPlaces<Shape>& places) {
   using Places = ListPlaces<Shape>;
@@ -60,7 +61,7 @@ __device__ inline void look_up(const DecodeCall& call, const Piece& piece, int f
   places.page = granule.page;
 }
 
-// Asks for the warp's i-th unit.
+// Starts the copies of the warp's i-th unit.
 template <class Shape>
 __device__ __forceinline__ void ask_for_keys(const DecodeCall& call, const KeyMaps& maps, const Piece& piece, int first,
                                              int i, ListPlaces<Shape>& places, const Pipeline<Shape>& pipeline, int stage) {
@@ -82,7 +83,7 @@ __device__ __forceinline__ void ask_for_keys(const DecodeCall& call, const KeyMa
                                   pipeline, stage);
 }
 
-// Eight neighbouring keys, of which bits say whether they are named.
+// Eight neighbouring keys. Bit i of `keys`: key i is named.
 struct NamedEightKeys {
   int token;
   uint32_t keys;
@@ -92,14 +93,14 @@ struct NamedEightKeys {
   }
 };
 
-// As Unit. All lanes of the warp ask for the same.
+// As Unit. All lanes of the warp call eight() and named() with the same arguments.
 template <class Shape>
 struct ListUnit {
   Stage stage;
   bool is_whole;
-  int token;  // what the lane knows of
+  int token;  // the first of the lane's eight keys
   uint32_t keys;
-  int first_lane;  // of those that know the unit
+  int first_lane;  // the first lane that knows the unit
 
   __device__ NamedEightKeys eight(int n) const {
     return {__shfl_sync(~0u, token, first_lane + n), __shfl_sync(~0u, keys, first_lane + n)};

@@ -1,20 +1,21 @@
 // SPDX-License-Identifier: MIT
 // Scales of codes in the decode kernel for compute capability 9.0 (decode_sm90.cuh).
 //
-// Scales of K go to sums, in f32. Those of V go to weights: a weight is a sum of two f16 numbers, 22 bits, and so is what
-// a scale makes of it. f16 numbers have little range, so that a warp's o is in units of 2^exponent, and scales are those of
-// V times 2^-exponent: from 2^(1 - kBand) to 2. The exponent grows with the scales that a warp meets. Where some of a unit
-// are smaller, these are multiplied by themselves, kBand powers of two at a time, with o in smaller units meanwhile.
+// Scales of K are applied to sums, in f32. Scales of V are applied to weights. A weight is a sum of two f16 numbers, 22
+// bits, and so is a weight times a scale. f16 numbers have little range. So a warp's o is in units of 2^exponent, and
+// scales of V are multiplied by 2^-exponent, which leaves them from 2^(1 - kBand) to 2. The exponent grows with the scales
+// that a warp meets. Smaller scales of a unit are multiplied in rounds of their own, kBand powers of two at a time, with o
+// in smaller units meanwhile.
 //
-// A product of a weight and a scale is exact to 2^-22 of itself, or 2^-40 of the largest there could be: weights far below
-// that one are multiplied apart (decode_sm90_far.cuh).
+// A product of a weight and a scale is exact to 2^-22 of itself, or to 2^-40 of the largest possible one. Weights far below
+// the largest are multiplied apart (decode_sm90_far.cuh).
 #pragma once
 
 #include "cuda/kernels/decode_sm90_states.cuh"
 
 namespace tandem::cuda {
 
-// Scales of a key's groups, in pairs.
+// The scales of a key's groups, in pairs.
 template <int kScales>
 struct KeyScales {
   static constexpr int kPairs = (kScales + 1) / 2;
@@ -45,7 +46,7 @@ struct KeyScales {
   }
 };
 
-// Of K: the keys of a unit are, for a lane, places 2 t and 2 t + 1 of every 8.
+// Loads scales of K. A lane's keys of a unit are places 2 t and 2 t + 1 of every 8.
 template <class Shape>
 __device__ inline void load_key_scales(uint32_t scales, KeyScales<Shape::kKScales> (&to)[Shape::kKeys / 8][2]) {
   if constexpr (Shape::kKScales > 0) {
@@ -62,8 +63,8 @@ __device__ inline void load_key_scales(uint32_t scales, KeyScales<Shape::kKScale
 __device__ inline __half2 to_halves(uint32_t pair) { return *reinterpret_cast<const __half2*>(&pair); }
 __device__ inline uint32_t to_bits(__half2 pair) { return *reinterpret_cast<const uint32_t*>(&pair); }
 
-// (first + second) scale, for f16 numbers of which the second is what the first leaves. What the first product is rounded
-// by is an f16 number too.
+// (first + second) scale, for f16 numbers. second is the remainder that first leaves. The rounding error of the first
+// product is an f16 number, too.
 __device__ inline void scale_parts(uint32_t first, uint32_t second, uint32_t scale, uint32_t (&to)[2]) {
   const __half2 factor = to_halves(scale), product = __hmul2_rn(to_halves(first), factor);
   const __half2 rest = __hfma2(to_halves(first), factor, __hneg2(product));
@@ -89,8 +90,8 @@ __device__ inline void change_unit(RowState<Shape>& state, int exponent) {
   state.exponent = exponent;
 }
 
-// A unit's scales of V, in o's units. A lane has a key's, and puts them where all find them: for each group, the pairs of
-// lane t's keys of every 8.
+// A unit's scales of V, in o's units. A lane has the scales of one key, and stores them for all lanes: for each group, the
+// pairs of lane t's keys of every 8.
 template <class Shape>
 struct ValueScales {
   static constexpr int kBand = 6;
@@ -99,7 +100,7 @@ struct ValueScales {
   int band = 0;
   bool has_rest = false;
 
-  // Sees to it that o's unit is large enough. What is multiplied first are all scales but for some that are much smaller.
+  // Makes o's unit large enough. The first round takes all scales but those that are much smaller.
   __device__ void begin(RowState<Shape>& state) {
     const Own own = load();
     __half2 most = __habs2(to_halves(own.pairs[0])), least = most;
@@ -114,7 +115,7 @@ struct ValueScales {
     else
       begin_anew(own, state);
   }
-  // To the scales that are left.
+  // Goes on to the scales of the next band.
   __device__ void go_on(RowState<Shape>& state) {
     __syncwarp();
     const Own own = load();
@@ -148,7 +149,7 @@ struct ValueScales {
       store_half(at + 64 * g, __half_as_ushort(__float2half_rn(is_here(fabsf(scale)) ? scale * factor : 0.0f)));
     }
   }
-  // What is no number is in every band.
+  // NaN and infinite scales are in every band.
   __device__ void store_band(const Own& own, float end, const RowState<Shape>& state) {
     const float begin = begin_of_band(state);
     bool is_smaller = false;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What a decode kernel for compute capability 9.0 (decode_sm90.cuh) is made for, and its queries in shared memory.
+// The compile-time sizes of a decode kernel for compute capability 9.0 (decode_sm90.cuh), and its queries in shared memory.
 #pragma once
 
 #include "cuda/kernels/decode_work.cuh"
@@ -10,7 +10,7 @@ namespace tandem::cuda {
 
 __host__ __device__ constexpr int round_up(int x, int to) { return (x + to - 1) / to * to; }
 
-// What a kernel is made for: 16, 8 or 4 query rows (decode_sm90_few.cuh).
+// The compile-time sizes of a kernel: 16, 8 or 4 query rows (decode_sm90_few.cuh).
 template <class K_, class V_, int kKDim_, int kVDim_, int kRows_>
 struct DecodeSm90Shape {
   using K = K_;
@@ -18,7 +18,7 @@ struct DecodeSm90Shape {
   static constexpr int kKDim = kKDim_, kVDim = kVDim_, kRows = kRows_, kTiles = (kRows + 7) / 8;
   static constexpr bool kHasLists = false;
   static constexpr bool kIsFew = kRows == 4;
-  static constexpr bool kIsLong = kIsFew && K::kBits < 8 && kKDim + kVDim <= 256;  // with long units
+  static constexpr bool kIsLong = kIsFew && K::kBits < 8 && kKDim + kVDim <= 256;  // has long units
   static constexpr int kKeys = kIsLong ? 64 : K::kBits < 16 ? 32 : 16, kUnitKeys = kKeys;
   using KRows = Panels<kKDim * K::kBits / 8, kKeys>;
   using VRows = Panels<kVDim * V::kBits / 8, kKeys>;
@@ -31,11 +31,10 @@ struct DecodeSm90Shape {
   static constexpr int kStageBytes = kBoxBytes + kScaleBytes;
   static_assert(!kIsFew || kQParts == 2);
   static constexpr int kQBytes = kQuads * kKSteps * (kIsFew ? 256 : 512);
-  static constexpr int kScaledBytes =
-      kIsFew ? 0 : 64 * kVScales;  // a warp's, of a unit's scales of V as they are multiplied
+  static constexpr int kScaledBytes = kIsFew ? 0 : 64 * kVScales;  // bytes of a warp's scaled scales of V
   static constexpr int kRoom = 227 * 1024 - kQBytes - 2048 - 16 * kScaledBytes;
-  // Conversions take instructions: more warps hide more of what these wait for, as long as each has three units on their
-  // way. Else the longer pipelines do.
+  // Conversions take instructions. More warps hide more of their waits, as long as each warp has three units in flight.
+  // Otherwise longer pipelines hide more.
   static constexpr int kMostWarps = kIsLong ? (36 * kStageBytes <= kRoom ? 12 : 8) : K::kBits < 8 ? 16 : 8;
   static constexpr int kWarps = 2 * kMostWarps * kStageBytes <= kRoom ? kMostWarps : 16 * kStageBytes <= kRoom ? 8 : 4;
   static constexpr int kFit = kRoom / (kWarps * kStageBytes), kMostStages = K::kBits < 16 ? 4 : 2;
@@ -44,7 +43,7 @@ struct DecodeSm90Shape {
   static constexpr int kThreads = 32 * kWarps;
   static constexpr int kLeastUnits = kWarps / 2, kPieceUnits = 2 * kWarps, kRoundUnits = 16 * kWarps;
 
-  // States: o, then m and l of each row. Those of warps lie in the pipeline's place, rows 4 banks apart.
+  // States: o, then m and l of each row. The states of warps lie in the place of the pipeline, with rows 4 banks apart.
   static constexpr int kStateStride = kVDim, kStateFloats = kRows * (kVDim + 2);
   static constexpr int kWarpStride = kVDim + 4, kWarpFloats = kRows * (kWarpStride + 2);
   static constexpr int kStagesBytes = kWarps * kStages * kBoxBytes;
@@ -56,15 +55,15 @@ struct DecodeSm90Shape {
 
 // ---- queries -----------------------------------------------------------------------------------------------------------
 
-// What is staged of q: fragments [kQuads][kKSteps][32] (of few rows [kKSteps / 2][32]), and what takes products to logits in
-// units of ln 2 (without a soft cap).
+// q in shared memory: fragments [kQuads][kKSteps][32] (for few rows [kKSteps / 2][32]), and the factors from products to
+// logits in units of ln 2 (without a soft cap).
 struct StagedQueries {
   uint4* fragments;
   float* scale;  // [kRows]
 };
 
 template <class Shape>
-inline constexpr int kQueryItems = (4 * Shape::kKSteps + 31) / 32;  // of four numbers, of a lane
+inline constexpr int kQueryItems = (4 * Shape::kKSteps + 31) / 32;  // a lane's items of four numbers
 
 template <class Shape, class T>
 __device__ inline void load_row(const DecodeCall& call, const Piece& piece, int r, float (&x)[kQueryItems<Shape>][4]) {
@@ -80,7 +79,7 @@ __device__ inline void load_row(const DecodeCall& call, const Piece& piece, int 
     }
 }
 
-// Puts a lane's numbers of a row where products take them.
+// Writes a lane's numbers of a row in the order of fragments.
 template <class Shape>
 __device__ inline void stage_row(int r, const float (&x)[kQueryItems<Shape>][4], const StagedQueries& staged) {
   using K = typename Shape::K;
@@ -117,7 +116,7 @@ __device__ inline void stage_row(int r, const float (&x)[kQueryItems<Shape>][4],
   }
 }
 
-// The numbers of a warp's rows. They are asked for before keys are, as they would arrive behind all of these.
+// The numbers of a warp's rows. Their loads start before those of keys, as otherwise they would arrive after all keys.
 template <class Shape>
 struct LoadedQueries {
   static constexpr int kOfWarp = (Shape::kRows + Shape::kWarps - 1) / Shape::kWarps;

@@ -7,26 +7,28 @@
 
 namespace tandem::cuda {
 
-// A lane's part of its warp's state: m and l of row g of each tile, l of its own keys; o of rows 2 t, 2 t + 1 and dims
-// value_dim(b, g), (b, g + 8). Of few rows (decode_sm90_few.cuh): m and l of row t; o of columns 2 t, 2 t + 1.
+// A lane's part of its warp's state: m and l of row g of each tile, where l sums the lane's own keys only, and o of rows 2
+// t, 2 t + 1 and dims value_dim(b, g), (b, g + 8). For few rows (decode_sm90_few.cuh): m and l of row t, and o of columns 2
+// t, 2 t + 1.
 template <class Shape>
 struct RowState {
   float o[Shape::kTiles][Shape::kVSteps][4];
   float m[Shape::kTiles], l[Shape::kTiles];
   int exponent;  // o is in units of 2^exponent
-  // What no magnitude of the lane's sums is below, and what would do (decode_sm90_far.cuh).
+  // A lower bound of the magnitudes of the lane's sums, and the bound from which the warp need not be careful
+  // (decode_sm90_far.cuh).
   float least, enough;
   bool is_careful;
 };
 
 template <class Shape>
-using Logits = float[Shape::kTiles][Shape::kKeys / 8][2];  // of row g of each tile
+using Logits = float[Shape::kTiles][Shape::kKeys / 8][2];  // logits of row g of each tile
 template <class Shape>
-using FewLogits = float[Shape::kKeys / 8];  // of row t, keys 8 n + key_of(g)
+using FewLogits = float[Shape::kKeys / 8];  // logits of row t, keys 8 n + key_of(g)
 
 template <class Shape>
 __device__ inline void clear(RowState<Shape>& state) {
-  state.exponent = Shape::kVScales > 0 ? -26 : 0;  // less than any scale's
+  state.exponent = Shape::kVScales > 0 ? -26 : 0;  // less than the exponent of any scale
 #pragma unroll
   for (int n = 0; n < Shape::kTiles; ++n) {
     state.m[n] = -INFINITY, state.l[n] = 0.0f;
@@ -35,7 +37,7 @@ __device__ inline void clear(RowState<Shape>& state) {
   }
 }
 
-// f(block, i, a) for every 16 dims of a unit's values, whose fragments are a[k][i]; row: the lane's value_row().
+// Calls f(block, i, a) for every 16 dims of a unit's values. Their fragments are a[k][i]. row: the lane's value_row().
 template <class Shape, class F>
 __device__ inline void for_values(uint32_t row, F f) {
   using V = typename Shape::V;
@@ -49,14 +51,14 @@ __device__ inline void for_values(uint32_t row, F f) {
   }
 }
 
-// A key's f16 weight is off by 2^-24 at most; times V's largest number, over what a sum may be off by.
+// The error of a key's f16 weight, at most 2^-24, times V's largest number, divided by the allowed error of a sum.
 template <class V>
 inline constexpr float kEnoughOfKey = V::kBits == 4   ? 0x1p-6f
                                       : V::kGroup > 0 ? 0x1p-2f
                                       : V::kBits == 8 ? 0x1p-11f
                                                       : 2.0f;
 
-// To a state that is clear: how many keys it is going to have.
+// Sets the number of keys that a cleared state will get.
 template <class Shape>
 __device__ inline void expect_keys(int n_keys, RowState<Shape>& state) {
   state.least = 0.0f;
@@ -64,7 +66,7 @@ __device__ inline void expect_keys(int n_keys, RowState<Shape>& state) {
   state.is_careful = kHasFar<typename Shape::V>;
 }
 
-// All sums are multiplied by this or more.
+// Updates the lower bound after all sums were multiplied by `by` or more.
 template <class Shape>
 __device__ inline void fade_least(float by, RowState<Shape>& state) {
   if constexpr (kHasFar<typename Shape::V>) {
@@ -73,7 +75,7 @@ __device__ inline void fade_least(float by, RowState<Shape>& state) {
   }
 }
 
-// A warp's state to shared memory: o [kRows][kWarpStride], then m and l [kRows].
+// Stores a warp's state to shared memory: o [kRows][kWarpStride], then m and l [kRows].
 template <class Shape>
 __device__ void store_state(const RowState<Shape>& state, float* to) {
   using V = typename Shape::V;
@@ -99,7 +101,7 @@ __device__ void store_state(const RowState<Shape>& state, float* to) {
   }
 }
 
-// Of few rows: both summands of o together.
+// For few rows: adds both summands of o.
 template <class Shape>
 requires(Shape::kIsFew) __device__ void store_state(const RowState<Shape>& state, float* to) {
   using V = typename Shape::V;
@@ -118,7 +120,7 @@ requires(Shape::kIsFew) __device__ void store_state(const RowState<Shape>& state
     }
 }
 
-// A row of a state: a lane has dims 4 lane to 4 lane + 3, and so on 128 further.
+// A row of a state. A lane has dims 4 lane to 4 lane + 3, and the same 128 dims further.
 template <class Shape>
 struct MergedRow {
   static constexpr int kOfLane = (Shape::kVDim + 127) / 128;
@@ -126,14 +128,14 @@ struct MergedRow {
   float m, l;
 };
 
-// States that are merged: n of them, `apart` floats from one to the next, but for the first; rows of o `stride` apart.
+// n states that are merged. From the second on they lie `apart` floats apart. Rows of o lie `stride` floats apart.
 struct StatesToMerge {
   const float *first, *second;
   int n, apart, stride;
 };
 
-// States into one: a warp per row. kAtOnce states are loaded at once, weights and all: that is most of the time it takes.
-// out(r, row) for every row.
+// Merges states into one, a warp per row, and calls out(r, row) for every row. kAtOnce states are loaded at once, weights
+// included, as loads take most of the time.
 template <class Shape, class Out>
 __device__ void merge_rows(const StatesToMerge& states, int n_rows, Out out) {
   using Row = MergedRow<Shape>;
@@ -185,7 +187,7 @@ __device__ void merge_rows(const StatesToMerge& states, int n_rows, Out out) {
   }
 }
 
-// A finished row.
+// Writes a finished row.
 template <class Shape>
 __device__ void write_row(const DecodeCall& call, const Piece& piece, int r, const MergedRow<Shape>& row) {
   const int lane = threadIdx.x % 32;
@@ -204,7 +206,7 @@ __device__ void write_row(const DecodeCall& call, const Piece& piece, int r, con
     out.lse[row_offset(call, piece, r, out.lse_token_stride, out.lse_head_stride)] = end.lse;
 }
 
-// A merged row to a state in memory: o [kRows][kStateStride], then m and l [kRows].
+// Stores a merged row to a state in memory: o [kRows][kStateStride], then m and l [kRows].
 template <class Shape>
 __device__ inline void store_row(float* state, int r, const MergedRow<Shape>& row) {
   const int lane = threadIdx.x % 32;
@@ -215,7 +217,7 @@ __device__ inline void store_row(float* state, int r, const MergedRow<Shape>& ro
   if (lane == 0) reinterpret_cast<float2*>(state + Shape::kRows * Shape::kStateStride)[r] = make_float2(row.m, row.l);
 }
 
-// Counts a state that the block has left in memory; whether it is the last of n.
+// Counts a state that the block has left in memory. Returns true if it is the last of n.
 __device__ inline bool is_last_of(int32_t* count, int n, int* is_last) {
   __syncthreads();
   if (threadIdx.x == 0) {
@@ -226,31 +228,31 @@ __device__ inline bool is_last_of(int32_t* count, int n, int* is_last) {
   return *is_last != 0;
 }
 
-// The states of an item's blocks in memory. A block's piece that does not begin its item is the block's first; one that does
-// but goes on in the next is its last.
+// The states of an item's blocks in memory. A piece that does not begin its item is its block's first piece. A piece that
+// begins an item of several pieces is its block's last.
 template <class Shape>
 struct ItemStates {
   float* states;
   int first_block, n;
 
   __device__ float* at(int i) const { return states + (2 * (first_block + i) + (i == 0 ? 1 : 0)) * Shape::kStateFloats; }
-  // n of them, each step-th from the i-th on.
+  // Returns n of the states: every step-th from the i-th on.
   __device__ StatesToMerge some(int i, int step, int n) const {
     return {at(i), at(i + step), n, 2 * step * Shape::kStateFloats, Shape::kStateStride};
   }
 };
 
-// The states of the block's warps into the output, or, where the piece is one of several, into a state in memory, and all of
-// these into the output by the last block of the item. Items with more states than a block loads at once are merged in
-// groups in between, else their last block would load one batch of states after another. Each is a round of one loop: a
-// kernel runs this once, and its code has to come from memory for that.
+// Merges the states of the block's warps into the output. Where the piece is one of several, merges them into a state in
+// memory, and the last block of the item merges all of these into the output. An item with more states than a block loads
+// at once is first merged in groups, as otherwise its last block would load one batch of states after another. All rounds
+// share one loop: a kernel runs this once, and fetches its code from memory.
 template <class Shape>
 __device__ void finish_piece(const DecodeCall& call, const Piece& piece, const float* warp_states, int* is_last) {
   constexpr int kMostStates = 32 / MergedRow<Shape>::kOfLane;
   const ItemStates<Shape> states = {call.states, piece.first_block, piece.end_block - piece.first_block};
   const int own = static_cast<int>(blockIdx.x) - piece.first_block;
   const int group_size = states.n > kMostStates ? static_cast<int>(ceilf(sqrtf(static_cast<float>(states.n)))) : 1;
-  // Of a round: states into the place of item's state `to`, or into the output where it is the last round.
+  // A round merges `from` into the item's state `to` or, in the last round, into the output.
   StatesToMerge from = {warp_states, warp_states + Shape::kWarpFloats, Shape::kWarps, Shape::kWarpFloats,
                         Shape::kWarpStride};
   int to = own;

@@ -1,22 +1,23 @@
 // SPDX-License-Identifier: MIT
 // How the blocks of a decode kernel share its work.
 //
-// A unit is kUnitKeys keys, 16 for each warp, of an item: one (sequence, KV head, tile of query rows). All units of a call
-// stand in one line, item by item. Which part of it a block has follows from the lengths alone, which are in device memory:
-// the same grid serves every length, and a captured graph stays right while they change. What a block has of an item is a
-// piece.
+// A unit is kUnitKeys keys, 16 for each warp, of an item. An item is one (sequence, KV head, tile of query rows). All units
+// of a call stand in one line, item by item. A block's part of the line follows from the lengths alone, which are in device
+// memory. So one grid serves every length, and a captured graph stays right while lengths change. A piece is a block's part
+// of an item.
 //
-// Where there are blocks enough, every item has some of its own, in proportion to its units: a block then has one piece,
-// whose beginning and end are what costs (kPieceUnits: as much as so many units). Else, or where that leaves more to any,
-// each block has an equal share of the line, and ragged lengths balance. No block has fewer than kLeastUnits.
+// Where there are enough blocks, every item has blocks of its own, in proportion to its units. A block then has one piece,
+// which saves the costs of a piece's start and end (kPieceUnits: the cost in units). Otherwise, or where that split gives
+// some block more, each block has an equal share of the line, and ragged lengths balance. No block has fewer than
+// kLeastUnits.
 //
-// Long items go round: their blocks take a round of the warps each in turn, so that all blocks read from neighbouring pages
-// at any time. Where each reads a part of its own, the fastest multiprocessors end a quarter sooner than the others, which
-// then cannot use all of the memory's bandwidth.
+// Long items go round: their blocks in turn take one unit for each of their warps, so that all blocks read from
+// neighbouring pages at any time. Where each block reads a part of its own, the fastest multiprocessors end a quarter
+// sooner than the others, which then cannot use the whole memory bandwidth.
 //
-// Lanes look at 32 sequences at a time: a loop over all of them would be as long as the attention of a short one. With key
-// lists (Shape::kHasLists) each (sequence, list) stands in the line as a sequence does without. The units of its granules
-// come first, then those of its range.
+// Lanes look at 32 sequences at a time, as a loop over single sequences would take as long as attention over a short one.
+// With key lists (Shape::kHasLists) the line has an entry for each (sequence, list) instead of each sequence. The units of
+// its granules come first, then those of its range.
 #pragma once
 
 #include "cuda/decode_call.h"
@@ -30,16 +31,16 @@ struct WithLists : Shape {
   static constexpr bool kHasLists = true;
 };
 
-// An item and the part of its keys that this block has.
+// An item and the block's part of its keys.
 struct Piece {
   DeviceSequence sequence;
-  int head = 0, first_row = 0, n_rows = 0;  // of the sequence's rows: q_len * group_size
+  int head = 0, first_row = 0, n_rows = 0;  // rows of the sequence's q_len * group_size
   int item = 0;
-  int first_unit = 0, end_unit = 0;    // of the item's, those of this piece; none: the block has nothing to do
-  int stride = 0;                      // from one unit of a warp to its next; more than kWarps: others have some between
-  int first_block = 0, end_block = 0;  // that have pieces of the item
-  int64_t key_begin = 0;               // of the item's range: a multiple of the unit
-  // Of an item with a key list, or of a prefill kernel's.
+  int first_unit = 0, end_unit = 0;    // the piece's units, of the item's; none: the block has no work
+  int stride = 0;                      // from one unit of a warp to its next; above kWarps: other blocks have units between
+  int first_block = 0, end_block = 0;  // blocks that have pieces of the item
+  int64_t key_begin = 0;               // first key of the item's range, rounded down to a unit
+  // For items with key lists, and for items of prefill kernels.
   const KeyGranule* granules = nullptr;
   int n_granules = 0;  // -1: the list is wrong
   int list_units = 0;
@@ -49,30 +50,30 @@ struct Piece {
   __device__ bool has_keys() const { return list_units > 0 || sequence.begin < sequence.end; }
 };
 
-// The entry of a call's key lists for a sequence and a KV head.
+// Returns the entry of a call's key lists for a sequence and a KV head.
 __device__ inline const DeviceKeys& keys_of_head(const DeviceLists& lists, int sequence, int head) {
   return lists.keys[sequence * lists.per_sequence + (lists.n_heads == 1 ? 0 : head)];
 }
 
-// Which of the kGranuleKeys tokens from `token` on are in [begin, end): bit i is token + i.
+// Returns which of the kGranuleKeys tokens from `token` on are in [begin, end): bit i is token + i.
 __device__ inline uint32_t granule_bits(int64_t token, int64_t begin, int64_t end) {
   const int lo = static_cast<int>(min(max(begin - token, int64_t{0}), int64_t{kGranuleKeys}));
   const int hi = static_cast<int>(max(min(end - token, int64_t{kGranuleKeys}), int64_t{0}));
   return hi > lo ? (1u << hi) - (1u << lo) : 0u;
 }
 
-// A sequence, or one of its lists, in units.
+// The units of a sequence, or of one of its lists.
 struct Extent {
   int64_t begin = 0;  // first key of the range that a query sees
   int64_t key_begin = 0;
-  int units = 0;  // of an item; one at least: somebody has to write the empty state
+  int units = 0;  // of an item; at least 1, as some block has to write the empty state
   int n_tiles = 0;
   int n_items = 0;         // 0 behind the last sequence
-  int list_units = 0;      // of granules: the first of `units`
+  int list_units = 0;      // units of granules, which are the first of `units`
   int64_t seen_begin = 0;  // no query sees a key before this token
 };
 
-// What stands in the line: sequences, or their lists.
+// Returns the number of entries in the line: sequences, or their lists.
 template <class Shape>
 __device__ inline int n_entries(const DecodeCall& call) {
   return Shape::kHasLists ? call.n_sequences * call.lists.n_heads : call.n_sequences;
@@ -128,21 +129,21 @@ struct Share {
       n_used += sum_of_lanes(of_item * extent.n_items);
       most = max(most, most_of_lanes(divide(extent.units, of_item)));
     }
-    constexpr float kMore = 1.0625f;  // where memory is the limit, a block in sixteen may well be idle
+    constexpr float kMore = 1.0625f;  // memory is the limit, so one block in sixteen may be idle
     const float each = __fdividef(static_cast<float>(share.n_units), static_cast<float>(share.n_blocks));
     share.is_by_item =
         n_used <= static_cast<int>(gridDim.x) && static_cast<float>(most) <= kMore * each + Shape::kPieceUnits;
     return share;
   }
-  // Blocks of an item. Roughly will do: make() adds them up as they come out.
+  // Returns the blocks of an item. A rough value is enough, as make() adds up the results.
   __device__ int of_item(int units) const {
     const float share = __fdividef(static_cast<float>(n_blocks), static_cast<float>(n_units));
     return max(1, static_cast<int>(static_cast<float>(units) * share + 0.001f));
   }
-  // Where a block's part of the line begins.
+  // Returns where a block's part of the line begins.
   __device__ int begin_of(int block) const { return begin(n_units, n_blocks, min(block, n_blocks)); }
 
-  // Of n blocks that share `units`, the first unit of block b, and the block of a unit.
+  // Where n blocks share `units`: the first unit of block b, and the block of a unit.
   __device__ static int begin(int units, int n, int b) {
     const int each = divide(units, n);
     return b * each + min(b, units - each * n);
@@ -163,14 +164,14 @@ __device__ inline void copy_list(const DecodeCall& call, const Extent& extent, i
   piece.seen_begin = extent.seen_begin;
 }
 
-// The piece of this block at a place in the line, or, by item, its only one.
+// Returns the block's piece at place `at` of the line or, with is_by_item, its only piece.
 template <class Shape>
 __device__ inline Piece find_piece(const DecodeCall& call, const Share& share, int at) {
   Piece piece;
   const int block = static_cast<int>(blockIdx.x), lane = threadIdx.x % 32;
   const int target = share.is_by_item ? block : at;
   const int n = n_entries<Shape>(call);
-  int first = 0;  // blocks or units of the entries before
+  int first = 0;  // blocks or units of earlier entries
   for (int s = 0; s < n; s += 32) {
     const Extent own = extent_of<Shape>(call, s + lane);
     const int each = share.is_by_item ? share.of_item(own.units) : own.units;
@@ -190,7 +191,7 @@ __device__ inline Piece find_piece(const DecodeCall& call, const Share& share, i
     const int first_of_item = begin + idx * per_item;
     const int sequence = Shape::kHasLists ? divide(s + found, call.lists.n_heads) : s + found;
     piece.sequence = call.sequences[sequence];
-    piece.sequence.begin = extent.begin;  // what is before it is not read: it may be NaN
+    piece.sequence.begin = extent.begin;  // earlier keys are not read, as they may be NaN
     piece.head = extent.n_tiles == 1 ? idx : idx / extent.n_tiles;
     piece.first_row = (idx - piece.head * extent.n_tiles) * Shape::kRows;
     piece.n_rows = min(piece.sequence.q_len * call.group_size - piece.first_row, Shape::kRows);

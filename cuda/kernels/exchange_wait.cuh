@@ -1,18 +1,19 @@
 // SPDX-License-Identifier: MIT
-// The device's side of the hand-over (lib/tables/device.h): whose turn it is, waiting for the host, and telling it.
+// The device's side of the hand-over (lib/tables/device.h): tickets, waits for the host, and signals to the host.
 //
-// A ticket is counted in device memory, so that a replayed graph goes on where the call before it stopped. Reading over the
-// bus takes a microsecond: what was last seen of `answered` is kept beside the ticket, and only where that is too old is the
-// host's own word read.
+// The next ticket is counted in device memory, so a replayed graph goes on where the call before it stopped. A read over
+// the bus takes a microsecond. So the last value seen of `answered` is kept beside the ticket, and the host's own word is
+// read only where that value is too old.
 //
 //   append    ticket = next        waits for answered > ticket + 1 - n_slots    writes, next = arrived = ticket + 1
 //   merge     ticket = next - 1    waits for answered > ticket                  reads
 //   observe   ticket = next - 1                                                 writes, observed = ticket + 1
 //
-// A wait that takes too long leaves a fault: in device memory, which every later call looks at first, and where the host
-// sees it. Blocks that gave up are not counted, so nothing is handed over then.
+// A wait that takes too long raises a fault, in device memory and where the host sees it. Every later call reads the fault
+// first. Blocks that gave up are not counted, so nothing is handed over then.
 //
-// Order is by release and acquire at system scope. One thread of a block does either; barriers carry it to the others.
+// Order is by release and acquire at system scope. One thread of a block does either. Barriers extend the order to its
+// other threads.
 #pragma once
 
 #include <cstdint>
@@ -23,29 +24,29 @@
 
 namespace tandem::cuda {
 
-// Of DeviceExchange::state.
+// The words of DeviceExchange::state.
 enum ExchangeWord : int32_t {
   kNextTicket,      // tickets handed over
-  kSeenAnswered,    // `answered`, when it was last read
+  kSeenAnswered,    // the last value read of `answered`
   kFault,           // kFault..., or 0
-  kBlocksDone,      // of the append that runs
-  kBlocksObserved,  // of the observe that runs
-  kBadIndices,      // indices told to the host as wrong, or about to be
-  kRowsWritten,     // the epoch of the append whose rows the window has, until a merge behind it; or 0
-  kBlocksWritten,   // of an append with an epoch
-  kRowsSent,        // the epoch of the append that has handed over, until a merge behind it; or 0
+  kBlocksDone,      // of the running append
+  kBlocksObserved,  // of the running observe
+  kBadIndices,      // wrong indices that the host has been told, or is about to be told
+  kRowsWritten,     // epoch of the append whose rows the window has, until a merge after it; else 0
+  kBlocksWritten,   // blocks of an append with an epoch that have written to the window
+  kRowsSent,        // epoch of the append that has handed over, until a merge after it; else 0
 };
 
-using Word = unsigned long long;  // what atomic operations take
+using Word = unsigned long long;  // the type of atomic operations
 
-// Of what the host has answered: whether it lost this ticket (lib/tables/lost_tickets.h).
+// True if the host's answers say that this ticket is lost (lib/tables/lost_tickets.h).
 __device__ inline bool is_lost(Word answered, Word ticket) {
   return answered >= kLostTickets && ticket >= answered - kLostTickets;
 }
 
-// A kernel may be launched before the kernel before it has ended, so that its launch takes no time of its own. Between these
-// two it reads nothing that kernels write but descriptors, whose kernel lets none begin before it has ended (upload.cuh),
-// and what it is called with.
+// A kernel may start before the kernel before it has ended, so that its launch takes no extra time. Between
+// let_next_start() and wait_for_before() a kernel reads its arguments and descriptors, and nothing else that kernels write.
+// The kernel that writes descriptors lets no kernel start before it has ended (upload.cuh).
 __device__ inline void let_next_start() {
 #if __CUDA_ARCH__ >= 900
   let_next_kernel_start();
@@ -87,7 +88,7 @@ __device__ inline uint32_t load_busy(const uint32_t* from) {
 }
 __device__ inline void fence_device() { asm volatile("fence.acq_rel.gpu;\n" ::: "memory"); }
 __device__ inline void fence_system() { asm volatile("fence.acq_rel.sys;\n" ::: "memory"); }
-// Behind a fence: a release.
+// A release, when a fence comes before it.
 __device__ inline void store_system(uint64_t* to, Word value) {
   asm volatile("st.relaxed.sys.u64 [%0], %1;\n" ::"l"(to), "l"(value) : "memory");
 }
@@ -107,7 +108,7 @@ __device__ inline void raise_fault(const DeviceExchange& exchange, uint32_t faul
   store_system(&exchange.flags->fault, fault);
 }
 
-// How things stood, all of it asked for at once: nothing waits for it before it is used.
+// The state of the exchange. All loads are issued at once, and none is waited for before its value is used.
 struct Standing {
   Word next_ticket, answered, fault;
 };
@@ -116,12 +117,12 @@ __device__ inline Standing load_standing(const DeviceExchange& exchange) {
           load_relaxed(word(exchange, kFault))};
 }
 
-// Of one thread: how many tickets the host has answered, `wanted` or more; at least one is. 0: it was not in time, now or
-// before, and the fault stands.
+// Called by one thread. Waits until the host has answered `wanted` tickets, at least 1, and returns how many it has
+// answered. Returns 0 if a fault is raised, by this wait or before.
 //
-// One block asks over the bus: each question is for the line that the host is about to write, and holds it up (with four
-// blocks asking, 32 heads' states come 1.4 us later; with sixteen warps, 10). The others read what it has seen, and ask now
-// and then, as nobody promises that it is running.
+// One block reads over the bus. Each read is for the line that the host is about to write, and delays that write. (With
+// four blocks reading, the states of 32 heads come 1.4 us later, with sixteen warps 10 us.) The other blocks read the value
+// that this block has seen. They read over the bus now and then, as the reading block may not be running yet.
 __device__ inline Word wait_for_answers(const DeviceExchange& exchange, const Standing& standing, Word wanted,
                                         uint32_t fault, bool always_asks) {
   constexpr unsigned kTurns = 16;
@@ -137,7 +138,7 @@ __device__ inline Word wait_for_answers(const DeviceExchange& exchange, const St
     const bool is_over = is_faulty(exchange);
     const Word answered = asks ? load_acquire_system(&exchange.flags->answered) : load_acquire(seen);
     if (answered >= wanted) {
-      fence_device();  // who reads it there has what was acquired here
+      fence_device();  // whoever reads `seen` sees what this thread acquired
       if (asks) atomicMax(seen, answered);
       return answered;
     }
@@ -153,16 +154,16 @@ __device__ inline Word wait_for_answers(const DeviceExchange& exchange, const St
   }
 }
 
-// Of one thread of an append: whether the ticket's slot is free.
+// Called by one thread of an append. Returns true once the ticket's slot is free, false if a fault is raised.
 __device__ inline bool wait_for_slot(const DeviceExchange& exchange, const Standing& standing) {
   const auto n_slots = static_cast<Word>(exchange.n_slots), ticket = standing.next_ticket;
   if (ticket + 2 <= n_slots) return standing.fault == 0;
   return wait_for_answers(exchange, standing, ticket + 2 - n_slots, kFaultSlot, blockIdx.x == 0) != 0;
 }
 
-// Of every thread of every block of an append, behind its writes to the window: the last block says that it has the rows.
-// The copy engine may read them: attention has the fence of kinds of access for that, whether it waits for the epoch itself
-// or for a search that did (beside_append.cuh).
+// Called by every thread of every block of an append, after its writes to the window. The last block publishes the epoch.
+// The copy engine may read the rows. The proxy fence for that is on the side of attention, whether attention waits for the
+// epoch itself or for a search that did (beside_append.cuh).
 __device__ inline void say_rows_written(const DeviceExchange& exchange, int64_t epoch) {
   __syncthreads();
   if (threadIdx.x != 0) return;
@@ -175,7 +176,7 @@ __device__ inline void say_rows_written(const DeviceExchange& exchange, int64_t 
   *reinterpret_cast<volatile Word*>(word(exchange, kRowsWritten)) = static_cast<Word>(epoch);
 }
 
-// Of every thread of every block of an append, behind its writes: the last block hands over, and says so by the epoch.
+// Called by every thread of every block of an append, after its writes. The last block hands over and publishes the epoch.
 __device__ inline void hand_over(const DeviceExchange& exchange, Word ticket, int64_t epoch) {
   __syncthreads();
   if (threadIdx.x != 0) return;
@@ -191,13 +192,13 @@ __device__ inline void hand_over(const DeviceExchange& exchange, Word ticket, in
   *reinterpret_cast<volatile Word*>(word(exchange, kRowsSent)) = static_cast<Word>(epoch);
 }
 
-// Of one thread: until the append with the epoch has handed over, or has given up.
+// Called by one thread. Waits until the append with the epoch has handed over, or has given up.
 __device__ inline void wait_until_sent(const DeviceExchange& exchange, int64_t epoch) {
   while (load_acquire(word(exchange, kRowsSent)) != static_cast<Word>(epoch) && !is_faulty(exchange)) __nanosleep(50);
 }
 
-// Of an observe, whose blocks count themselves behind a fence: the host may read what they wrote, in the slot and in the
-// windows, as soon as all are counted. The last one says so.
+// Called at the end of an observe, whose blocks count themselves after a fence. The last block tells the host. From then on
+// the host may read the writes of all blocks to the slot and to the windows.
 __device__ inline void hand_over_observed(const DeviceExchange& exchange, Word n_tickets) {
   if (threadIdx.x != 0 || atomicAdd(word(exchange, kBlocksObserved), Word{1}) + 1 < gridDim.x) return;
   *word(exchange, kBlocksObserved) = 0;
@@ -209,8 +210,8 @@ __device__ inline std::byte* slot_of(const DeviceExchange& exchange, Word ticket
   return exchange.slots + static_cast<int64_t>(ticket % static_cast<Word>(exchange.n_slots)) * exchange.slot_bytes;
 }
 
-// Index of the sequence that a row of q, o and lse belongs to, -1: of none. Of whole warps, whose lanes look at 32 sequences
-// at a time.
+// Returns the index of the sequence that a row of q, o and lse belongs to, -1 if none. Whole warps call it. Their lanes
+// look at 32 sequences at a time.
 __device__ inline int find_sequence(const DeviceSequences& sequences, int row) {
   const int lane = static_cast<int>(threadIdx.x % 32);
   int found = -1;
@@ -228,7 +229,7 @@ __device__ inline int find_sequence(const DeviceSequences& sequences, int row) {
   return found;
 }
 
-// Whether no sequence before it waits for the host. Of whole warps, likewise.
+// True if no earlier sequence waits for the host. Whole warps call it.
 __device__ inline bool is_first_to_wait(const DeviceSequences& sequences, int sequence_idx) {
   bool has_earlier = false;
   for (int i = static_cast<int>(threadIdx.x % 32); i < sequence_idx; i += 32)
@@ -236,7 +237,7 @@ __device__ inline bool is_first_to_wait(const DeviceSequences& sequences, int se
   return !__any_sync(~0u, has_earlier);
 }
 
-// Of a row of a sequence and a query head: its index among the rows of q, o and lse in a slot.
+// Returns the index of a token's row and query head among the rows of q, o and lse in a slot.
 __device__ inline int64_t host_row(const DeviceSequence& sequence, int row, int head, int n_q_heads, int group_size) {
   const int token = row - sequence.first_row, kv_head = head / group_size;
   return int64_t{sequence.first_row} * n_q_heads + (int64_t{kv_head} * sequence.q_len + token) * group_size +

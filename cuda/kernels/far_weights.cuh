@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
-// Weights far below the largest of their row, where products take f16.
+// Weights far below the largest weight of their row, where products take f16.
 //
-// The largest weight of a row is 2^kShift, and an f16 is a multiple of 2^-24: of a weight below 2^-38 of the largest its
-// summands keep nothing. That is seen in a dim where the keys that weigh more have zeros for values. So weights below kFar
-// are multiplied apart: as two bf16, which have the range of an f32, by V's numbers as bf16, of which codes need one and f16
-// two.
+// The largest weight of a row is 2^kShift, and an f16 is a multiple of 2^-24. So f16 summands keep nothing of a weight
+// below 2^-38 of the largest. The loss shows in a dim where the keys with larger weights have zeros for values. So weights
+// below kFar are multiplied apart, as two bf16, which have the range of an f32. V's numbers are bf16 there: codes need one,
+// f16 numbers two.
 #pragma once
 
 #include "cuda/kernels/warp_ops.cuh"
@@ -14,11 +14,11 @@ namespace tandem::cuda {
 template <class V>
 inline constexpr bool kHasFar = V::ValueNumber::kNarrow;
 
-// What f16 summands of weights from here on lose is 2^-15 of them or less; scales may make them 2^-5 as large.
+// The f16 summands of weights from kFar on lose 2^-15 of them or less. Scales may make weights 2^-5 as large.
 template <class V>
 inline constexpr float kFar = V::kGroup > 0 ? 0x1p-3f : 0x1p-10f;
 
-// Of a lane's weights: whether some are far.
+// True if some of a lane's weights are far.
 template <class V, int kWeights>
 __device__ inline bool any_far(const float (&weights)[kWeights]) {
   bool is_far = false;
@@ -27,7 +27,7 @@ __device__ inline bool any_far(const float (&weights)[kWeights]) {
   return is_far;
 }
 
-// A weight that is far, else 0; what stays is the other of the two.
+// Takes the weight if it is far. Returns it, or 0, and leaves the rest in `weight`.
 template <class V>
 __device__ inline float take_far(float& weight) {
   const float far = weight < kFar<V> ? weight : 0.0f;

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The end of a stage, which the last block of a list does: it keeps the best candidates, and writes the key list of the last
-// stage.
+// The end of a stage. The last block of a list keeps the best candidates and, in the last stage, writes the key list.
 #pragma once
 
 #include "cuda/kernels/list_granules.cuh"
@@ -9,13 +8,13 @@
 
 namespace tandem::cuda {
 
-static_assert(kSearchWarps == kNameWarps);  // of place_in_block()
+static_assert(kSearchWarps == kNameWarps);  // place_in_block() needs as many warps
 inline constexpr int kSearchThreads = 32 * kSearchWarps;
 using KeepRoom = SelectRoom<kSearchWarps>;
 
 // ---- scores ------------------------------------------------------------------------------------------------------------
 
-// Each row's log-sum-exp, of the sums that the pieces have left: it takes the place of the first of these.
+// Computes each row's log-sum-exp from the sums of all pieces. It takes the place of the first piece's largest logit.
 __device__ inline void finish_sums(const SearchCall& call, const SearchJob& job) {
   const int n_rows = job.sequence.q_len * call.group_size;
   for (int i = static_cast<int>(threadIdx.x); i < n_rows * job.n_heads; i += kSearchThreads) {
@@ -34,7 +33,7 @@ __device__ inline void finish_sums(const SearchCall& call, const SearchJob& job)
   __syncthreads();
 }
 
-// Whether scores are of rows, of which each row's log-sum-exp is yet to be taken off.
+// True if scores are of rows, and each row's log-sum-exp still has to be subtracted.
 __device__ inline bool has_row_scores(const SearchCall& call, const SearchJob& job) {
   return job.normalises != 0 && call.has_sums == 0;
 }
@@ -56,7 +55,7 @@ __device__ inline uint32_t ordered_score(const SearchCall& call, const SearchJob
   return most;
 }
 
-// Where find_last() and take_kept() have the numbers of a list's candidates from: the work space keeps them.
+// The numbers of a list's candidates, for find_last() and take_kept(). The work space keeps them.
 struct CandidateNumbers {
   const SearchCall& call;
   const SearchJob& job;
@@ -70,9 +69,10 @@ struct CandidateNumbers {
   __device__ uint32_t again(int i) const { return kept[i]; }
 };
 
-// ---- what is kept --------------------------------------------------------------------------------------------------------
+// ---- kept chunks ---------------------------------------------------------------------------------------------------------
 
-// With each of the best chunks the next one, if it begins among the candidates; each once. How many these are.
+// Adds to the best chunks the next one of each, if it begins among the candidates. Each chunk is written once. Returns
+// their number.
 __device__ inline int add_next(const int32_t* best, int n_best, int64_t end_chunk, KeepRoom& room, int32_t* to) {
   int n = 0;
   for (int first = 0; first < n_best; first += kSearchThreads) {
@@ -88,7 +88,7 @@ __device__ inline int add_next(const int32_t* best, int n_best, int64_t end_chun
   return n;
 }
 
-// The stage's list, of which all of the block know the length before they read it. n: its chunks.
+// Finishes the stage's list. All threads know its length before they read it. n: its chunks.
 __device__ inline void finish_list(const SearchJob& job, int n) {
   if (threadIdx.x == 0) {
     job.own->mark = job.sequence.kept_mark;
@@ -124,7 +124,7 @@ __device__ inline void keep_best(const SearchCall& call, const SearchJob& job, K
 
 // ---- key lists -----------------------------------------------------------------------------------------------------------
 
-// Writes granules of a list, and how many there are.
+// Writes granules of a list, and counts them.
 struct GranuleWriter {
   const SearchCall* call;
   const SearchJob* job;
@@ -137,8 +137,8 @@ struct GranuleWriter {
     granules[at] = granule;
   }
 
-  // Sinks, and then the list's chunks, both below window_begin. Where the last sinks share a granule with chunks, it has the
-  // bits of both.
+  // Writes sinks, and then the list's chunks, both below window_begin. A granule that the last sinks share with chunks has
+  // the bits of both. Returns the number of granules.
   __device__ int write(int64_t sink_end, int64_t window_begin, int (&of_warps)[kNameWarps]) const {
     const int thread = static_cast<int>(threadIdx.x);
     const int n_sinks = static_cast<int>((sink_end + kGranuleKeys - 1) / kGranuleKeys);
@@ -159,8 +159,8 @@ struct GranuleWriter {
   }
 };
 
-// The key list of the block's queries, as it is now: the window moves on while lists stay. Where no stage is there, the
-// range has all tokens.
+// Writes the key list of the block's queries for the current window, which moves on while lists stay. Where no stage is
+// there, the range has all tokens.
 __device__ inline void write_list(const SearchCall& call, const SearchJob& job, KeepRoom& room) {
   const DeviceSearch& search = call.search;
   const int64_t window_begin = job.own == nullptr ? 0 : max(job.p0 + 1 - search.window_len, int64_t{0});

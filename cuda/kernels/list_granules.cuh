@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// Granules of key lists (lib/tables/key_list.h) from units of tokens that ascend: what blocks that write lists share.
+// Makes granules of key lists (lib/tables/key_list.h) from ascending units of tokens, for all kernels that write lists.
 //
-// An item is a granule of a unit or, of units that are smaller than a granule, a unit: the first of a granule's units writes
-// it for all of them. A prefix sum over the block says where.
+// An item is a granule of a unit or, if units are smaller than a granule, a unit. The first of a granule's units then
+// writes the granule for all of them. A prefix sum over the block gives each granule its place.
 #pragma once
 
 #include "cuda/exchange_call.h"
@@ -10,7 +10,7 @@
 
 namespace tandem::cuda {
 
-// Units of 2^shift tokens, ascending; pads of -1 are the last.
+// Units of 2^shift tokens, ascending. Pads of -1 come last.
 struct NamedUnits {
   const int32_t* units = nullptr;
   int n = 0, shift = 0;
@@ -20,7 +20,8 @@ struct NamedUnits {
   static_assert(1 << kGranuleShift == kGranuleKeys);
 };
 
-// Where the block's threads that have something to write put it, behind *n. All threads take part.
+// Returns the place after *n of the calling thread's item, if has_any, and adds the block's items to *n. All threads take
+// part.
 __device__ inline int place_in_block(bool has_any, int (&of_warps)[kNameWarps], int* n) {
   const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
   const unsigned in_warp = __ballot_sync(~0u, has_any);
@@ -37,7 +38,7 @@ __device__ inline int place_in_block(bool has_any, int (&of_warps)[kNameWarps], 
   return before + __popc(in_warp & ((1u << lane) - 1));
 }
 
-// The granule of an item, its bits in [begin, end); no bits where another item writes it.
+// Returns the granule of an item, with its bits in [begin, end). Without bits if another item writes the granule.
 __device__ inline KeyGranule find_granule(const NamedUnits& of, int item, int64_t begin, int64_t end) {
   const int shift = of.shift;
   if (shift >= NamedUnits::kGranuleShift) {

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: MIT
-// The window's state, the host's and the learned sink into one, row by row.
+// Merges the states of the window and of the host and the learned sink into one, row by row.
 //
 //   m = max lse_i;  w_i = exp(lse_i - m);  o = sum w_i o_i / sum w_i;  lse = m + log(sum w_i)
 //
-// A state with lse = -inf is empty and its o is not looked at; all empty gives (0, -inf). NaN passes on. A single state
-// comes out bit for bit.
-// Where observe() follows, the merged lse take the place of those that they are made of.
+// A state with lse = -inf is empty, and its o is not read. If all are empty the result is (0, -inf). NaN passes on. A
+// single state comes out bit for bit. Where observe() follows, the merged lse replace the lse of the window and of the
+// host.
 //
-// A block has rows of one token, and so of one sequence: it waits for the host where that has a part, and only there. The
-// window's states are on their way meanwhile; the host's are read where they are, across the bus.
+// A block has rows of one token, and so of one sequence. It waits for the host only where that sequence has a host part.
+// Meanwhile it loads the window's states. It reads the host's states across the bus, from the slot.
 #pragma once
 
 #include "cuda/exchange_call.h"
@@ -17,7 +17,7 @@
 
 namespace tandem::cuda {
 
-// A lane's part of a row, of which it has four numbers at a time (round.cuh).
+// A lane's part of a row's state, four numbers at a time (round.cuh).
 struct RowState {
   float lse = -INFINITY;
   float o[kFours][kLaneNumbers] = {};
@@ -32,8 +32,8 @@ __device__ inline RowState load_state(const float* o, const float* lse, int64_t 
   return state;
 }
 
-// Behind a barrier behind an acquire, so that ordinary loads see what the host has written; loads that are ordered each for
-// itself cross the bus each for itself, and take three times as long.
+// Loads the host's state of a row. The caller is behind a barrier after an acquire, so plain loads see what the host has
+// written. Loads that are ordered one by one cross the bus one by one, and take three times as long.
 __device__ inline RowState load_host(const MergeCall& call, const std::byte* slot, int64_t row) {
   const DeviceExchange& exchange = call.merge.exchange;
   const float* const o = reinterpret_cast<const float*>(slot + exchange.o_at) + row * call.dim;
@@ -91,7 +91,7 @@ __device__ inline void store_state(const MergeCall& call, int token, int head, c
     merge.lse_out[token * merge.lse_token_stride + head * merge.lse_head_stride] = state.lse;
 }
 
-// A warp has a row of the states, or several.
+// Adds states to states. A warp has a row of them, or several.
 __global__ void __launch_bounds__(32 * kMergeWarps) accumulate_kernel(const __grid_constant__ AccumulateCall call) {
   begin_behind();
   const DeviceAccumulate& sum = call.sum;
@@ -104,7 +104,7 @@ __global__ void __launch_bounds__(32 * kMergeWarps) accumulate_kernel(const __gr
 #pragma unroll
     for (int j = 0; j < kFours; ++j)
       if (first_of_four(j) < call.dim) store_four(sum.o, TANDEM_F32, row * call.dim + first_of_four(j), merged.o[j]);
-    __syncwarp();  // all lanes have read what one is about to write
+    __syncwarp();  // all lanes have read the lse that lane 0 writes next
     if (threadIdx.x % 32 == 0) sum.lse[row] = merged.lse;
   }
 }
@@ -122,7 +122,8 @@ __global__ void __launch_bounds__(32 * kMergeWarps) merge_kernel(const __grid_co
   const bool asks = has_host_part && blockIdx.y == 0 && token == sequence.first_row &&
                     is_first_to_wait(call.merge.sequences, sequence_idx);
   wait_for_before();
-  // A replay of this layer has the same epoch, and its attention would take the old word for its own append's.
+  // Clears the epochs. A replay of this layer has the same epoch, and its attention would take the old word for that of its
+  // own append.
   if (token == 0 && blockIdx.y == 0 && threadIdx.x == 0) {
     if (call.sent_epoch != 0) wait_until_sent(exchange, call.sent_epoch);
     *word(exchange, kRowsWritten) = *word(exchange, kRowsSent) = 0;
@@ -134,7 +135,7 @@ __global__ void __launch_bounds__(32 * kMergeWarps) merge_kernel(const __grid_co
   RowState window;
   if (has_row) window = load_state(call.merge.o, call.merge.lse, int64_t{token} * call.n_q_heads + head, call.dim);
   bool is_sound = standing.fault == 0;
-  if (has_host_part) {  // all of the block
+  if (has_host_part) {  // the same in the whole block
     if (threadIdx.x == 0) {
       const Word n_answered = wait_for_answers(exchange, standing, n_tickets, kFaultAnswer, asks);
       is_answered = n_answered != 0 && !is_lost(n_answered, n_tickets - 1);
@@ -151,7 +152,7 @@ __global__ void __launch_bounds__(32 * kMergeWarps) merge_kernel(const __grid_co
   const float sink = call.merge.sinks == nullptr ? -INFINITY : call.merge.sinks[head];
   const RowState merged = merge_states(window, host, sink);
   store_state(call, token, head, merged);
-  __syncwarp();  // likewise
+  __syncwarp();  // all lanes have read the lse that lane 0 writes next
   if (call.merge.is_observed == 0 || threadIdx.x % 32 != 0) return;
   call.merge.lse[int64_t{token} * call.n_q_heads + head] = merged.lse;
   if (!has_host_part || sequence.wants_lse == 0) return;

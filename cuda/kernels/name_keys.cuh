@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
-// Key lists (lib/tables/key_list.h) of the units that the caller of a call names: a block for each query and list.
+// Makes key lists (lib/tables/key_list.h) of the units that the caller of a call names: a block for each query and list.
 //
 //   tokens    sinks              named units                 newest
 //             |xxxxxxxx|    |xxxx|     |xx|  |xxxx|          [range_begin .. end)
 //             granules      granules                         the list's range
 //
-// Without plus_window there are neither sinks nor a range.
+// Without plus_window there are no sinks and no range.
 #pragma once
 
 #include "cuda/exchange_call.h"
@@ -14,13 +14,13 @@
 
 namespace tandem::cuda {
 
-// A query and what its list may name.
+// A query and the keys that its list may name.
 struct NamingQuery {
-  int64_t own = 0;                        // its token
-  int64_t begin = 0, end = 0;             // of the keys that are resident
-  int64_t sink_end = 0, range_begin = 0;  // tokens before the first, and from the second on, are attended anyway
-  const int32_t* idx = nullptr;           // its row
-  int list = 0;                           // of all lists
+  int64_t own = 0;                        // the query's token
+  int64_t begin = 0, end = 0;             // of the resident keys
+  int64_t sink_end = 0, range_begin = 0;  // tokens before sink_end, and from range_begin on, are attended anyway
+  const int32_t* idx = nullptr;           // the query's row of indices
+  int list = 0;                           // index of the list in the call
 };
 
 __device__ inline NamingQuery find_query(const DeviceNamedKeys& call, const DeviceSequence& sequence, int head) {
@@ -40,7 +40,7 @@ __device__ inline NamingQuery find_query(const DeviceNamedKeys& call, const Devi
   return query;
 }
 
-// Whether index i is wrong: it names no token up to the query's own, does not ascend, or stands behind a pad.
+// True if index i is wrong: it names no token up to the query's own, does not ascend, or follows a pad.
 __device__ inline bool is_bad_index(const DeviceIndices& idx, const NamingQuery& query, int i) {
   const int32_t unit = query.idx[i], before = i > 0 ? query.idx[i - 1] : -2;
   if (unit == -1) return false;
@@ -78,7 +78,7 @@ __global__ void __launch_bounds__(32 * kNameWarps) name_keys_kernel(const __grid
   const NamingQuery query = find_query(call, sequence, head);
   KeyGranule* const granules = call.granules + int64_t{query.list} * call.n_granules;
   const auto put = [&](int at, KeyGranule granule) {
-    if (at >= call.n_granules) return;  // of a row that is wrong
+    if (at >= call.n_granules) return;  // only a wrong row needs more
     const int page_idx = granule.token / call.page_len;
     granule.page = call.sequences.page_tables[sequence.table_begin + page_idx % sequence.table_len];
     granules[at] = granule;
@@ -103,7 +103,7 @@ __global__ void __launch_bounds__(32 * kNameWarps) name_keys_kernel(const __grid
       const bool leads = (item & ((1 << in_unit) - 1)) == 0;
       if (leads && is_bad_index(call.idx, query, item >> in_unit)) atomicMin(&first_bad, item >> in_unit);
     }
-    const bool is_shared = granule.keys != 0 && granule.token == shared_token;  // with the last sinks
+    const bool is_shared = granule.keys != 0 && granule.token == shared_token;  // with the last granule of the sinks
     if (is_shared) atomicOr(&granules[n_sinks - 1].keys, granule.keys);
     const int at = place_in_block(granule.keys != 0 && !is_shared, of_warps, &n);
     if (granule.keys != 0 && !is_shared) put(at, granule);

@@ -1,23 +1,24 @@
 // SPDX-License-Identifier: MIT
-// Moving averages of attention weights: of each query head and resident key, the weights of the call's last queries.
+// Moving averages of attention weights: for each query head and resident key, from the weights of the call's last queries.
 //
-//   w_i = exp(logit_i - lse_i);  maw = (1 - alpha) maw + alpha w_i    query after query, the older ones' decay at once
+//   w_i = exp(logit_i - lse_i);  maw = (1 - alpha) maw + alpha w_i    query by query; older queries' decay in one factor
 //
-// A warp has a tile of keys of one KV head, which lies in one page, in registers, and multiplies it with eight query heads
-// at a time on the matrix unit: keys are its 16 rows, query heads its 8 columns. What both sides call dims 0, 1, ... of a
-// step of 16 is ours to say, if it is the same. So four lanes have a key's row between them, each eight numbers of every 32,
-// as they come from memory, and likewise a query's:
+// A warp has a tile of keys of one KV head, which lies in one page, in registers. It multiplies the tile with eight query
+// heads at a time on the matrix unit: keys are the 16 rows, query heads the 8 columns. The order of dims within a step of
+// 16 is free, as long as keys and queries have the same. So four lanes share a key's row. Each has eight numbers of every
+// 32, in memory order, and the same of a query:
 //
 //   lane 4 r + j    numbers 32 c + 8 j .. + 7 of keys r and r + 8 and of query head r
 //                   gets the logits of these keys and query heads 2 j, 2 j + 1
 //
-// from where a weight, the old average and the new one are this lane's alone. K is read once, whatever the queries.
+// So a single lane computes a weight and updates its average. K is read once, for any number of queries.
 //
-// Numbers are bf16 there. What is more is the sum of several, and q8_0 and q4_0 are codes, which are bf16 numbers, and a
-// factor for 32 of them. So products are exact, but for what is below an f32's last bit; they are summed 32 at a time there,
-// and these sums in f32 here, so that roundings are as few as in a chain of an eighth of the dims.
+// Factors of these products are bf16. Numbers with more bits are sums of several bf16. q8_0 and q4_0 are codes, which are
+// bf16 numbers, and a factor for each 32 of them. So products are exact but for bits below an f32's last. The unit sums 32
+// of them at a time, and the kernel adds these sums in f32. So there are as few roundings as in a chain of an eighth of the
+// dims.
 //
-// A block has every n_runs-th run of tiles of one sequence and KV head: how many there are is read where they are.
+// A block has every n_runs-th run of tiles of one sequence and KV head. It reads the number of tiles from device memory.
 #pragma once
 
 #include "cuda/exchange_call.h"
@@ -26,13 +27,13 @@
 
 namespace tandem::cuda {
 
-// What a block is about, as it is in device memory.
+// The sequence and KV head of a block, as device memory has them.
 struct Observed {
   DeviceSequence sequence;
-  int64_t end;  // of the tokens that anything is done with
+  int64_t end;  // of the tokens that are counted or handed over
   int32_t kv_head;
-  int32_t n_counted;  // of its queries, the last
-  float kept;         // of an old average, before those are counted
+  int32_t n_counted;  // queries that are counted, the last of the sequence
+  float kept;         // factor of an old average before those are counted
 };
 
 __device__ inline Observed find_observed(const ObserveCall& call, int pair) {
@@ -46,18 +47,18 @@ __device__ inline Observed find_observed(const ObserveCall& call, int pair) {
   return of;
 }
 
-// Of a warp. Written to only where all is well.
+// The outputs of a warp's tile. Nothing is written unless `counts`.
 struct Tile {
   float* evicted;  // [n_q_heads][n_evicted]
   bool counts;
 };
 
-// The keys of a tile, a lane's part of them.
+// The keys of a tile, and a lane's part of them.
 template <int32_t kType, int kChunks>
 struct TileKeys {
   StoredEight<kType> stored[kChunks][kKeys];
   int64_t token;  // of the lane's first key
-  float* maw;     // of that, and of the KV head's first query head
+  float* maw;     // of that key and of the KV head's first query head
 
   __device__ void load(const ObserveCall& call, const Observed& of, int64_t first) {
     const DevicePages& pages = call.observe.pages;
@@ -83,7 +84,7 @@ struct TileKeys {
           int64_t{of.kv_head} * call.group_size * pages.page_len + slot;
   }
 
-  // Of one query token, eight of its heads; of these are there n_heads. logits: [kKeys][2].
+  // Multiplies the keys by eight heads of one query token, of which n_heads exist. logits: [kKeys][2].
   template <bool kPlain>
   __device__ void multiply(const ObserveCall& call, int64_t first, int n_heads, float (&logits)[kKeys][2]) const {
     const int lane = static_cast<int>(threadIdx.x % 32);
@@ -112,7 +113,7 @@ __device__ inline void observe_tile(const ObserveCall& call, const Observed& of,
   const DeviceSequence& sequence = of.sequence;
   const int n_queries = of.n_counted, own = static_cast<int>(threadIdx.x % 4) * 2;
   const int64_t first_query = sequence.first_row + sequence.q_len - n_queries;
-  const int64_t seen_by_first = sequence.end - n_queries;  // the last token that it sees
+  const int64_t seen_by_first = sequence.end - n_queries;  // the last token that the first query sees
   const int64_t end_of_old = observe.has_appended != 0 ? min(of.end, sequence.end - sequence.q_len) : of.end;
   const float decay = n_queries > 0 ? 1.0f - observe.alpha : 1.0f;
   for (int head = 0; head < call.group_size; head += kColumns) {
@@ -152,7 +153,7 @@ __device__ inline void observe_tile(const ObserveCall& call, const Observed& of,
   }
 }
 
-// Of the whole block: whether what it has to do goes to the slot as well. first: token of its first run.
+// True if the block writes to the slot as well. The same in the whole block. first: token of its first run.
 __device__ inline bool reaches_slot(const DeviceSequence& sequence, int64_t first) {
   return sequence.evict_end > max(sequence.begin, first);
 }
@@ -164,7 +165,7 @@ __global__ void __launch_bounds__(32 * kObserveWarps, kChunks* StoredEight<kType
   begin_behind();
   const DeviceExchange& exchange = call.observe.exchange;
   const int pair = static_cast<int>(blockIdx.x) / call.n_runs, run = static_cast<int>(blockIdx.x) % call.n_runs;
-  const Standing standing = load_standing(exchange);  // looked at when something is written: reading does no harm
+  const Standing standing = load_standing(exchange);  // the fault is checked before writes only, as reads do no harm
   const bool is_sound = standing.fault == 0;
   const Word n_tickets = standing.next_ticket;
   if (pair >= call.observe.sequences.n_sequences * call.n_kv_heads) {  // a single block, without any sequence
@@ -175,8 +176,8 @@ __global__ void __launch_bounds__(32 * kObserveWarps, kChunks* StoredEight<kType
   const int64_t first_run = of.sequence.begin / kRun * kRun + int64_t{run} * kRun;
   const bool has_slot = reaches_slot(of.sequence, first_run);
   float* const evicted = reinterpret_cast<float*>(slot_of(exchange, n_tickets - 1) + exchange.maw_at);
-  const Tile tile = {evicted,
-                     is_sound && !is_lost(standing.answered, n_tickets - 1)};  // merge() has seen it, where it waited
+  const Tile tile = {
+      evicted, is_sound && !is_lost(standing.answered, n_tickets - 1)};  // merge() has read the answer, where it waited
   const int64_t step = int64_t{call.n_runs} * kRun;
   int64_t first = first_run + static_cast<int>(threadIdx.x / 32) * kTile;
   if (first + kTile <= of.sequence.begin) first += step;

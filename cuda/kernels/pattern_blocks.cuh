@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The scores of key blocks (lib/tables/pattern_lists.h, BLOCK_SPARSE): means of 64 keys and of 128 queries, and the products
-// of all of them, in f32.
+// The scores of key blocks (lib/tables/pattern_lists.h, BLOCK_SPARSE): means of 64 keys and of 128 queries, and the
+// products of all of them, in f32.
 #pragma once
 
 #include "cuda/kernels/pattern_job.cuh"
@@ -8,7 +8,7 @@
 
 namespace tandem::cuda {
 
-// Whether a query head of the KV head has the pattern.
+// True if a query head of the KV head has the pattern.
 __device__ inline bool is_for_blocks(const PatternCall& call, int kv_head) {
   bool is_for_any = false;
   for (int h = 0; h < call.group_size; ++h)
@@ -16,7 +16,7 @@ __device__ inline bool is_for_blocks(const PatternCall& call, int kv_head) {
   return is_for_any;
 }
 
-// A warp has a key block of one KV head, and 32 dimensions at a time: lane 4 r + j has eight of them of every eighth key.
+// A warp has a key block of one KV head, and 32 dims at a time. Lane 4 r + j has eight of these dims of every eighth key.
 template <int32_t kType>
 __global__ void __launch_bounds__(32 * kSearchWarps, 2) key_means_kernel(const __grid_constant__ PatternCall call) {
   begin_behind();
@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(32 * kSearchWarps, 2) key_means_kernel(const _
   }
 }
 
-// A block of threads has a query head and a block of its queries, and a lane four dimensions at a time.
+// A block of threads has a query head and a block of its queries. A lane has four dims at a time.
 static __global__ void __launch_bounds__(32 * kQueryMeanWarps) query_means_kernel(const __grid_constant__ PatternCall call) {
   begin_behind();
   __shared__ float4 of_warps[kQueryMeanWarps][32];
@@ -99,10 +99,10 @@ static __global__ void __launch_bounds__(32 * kQueryMeanWarps) query_means_kerne
 inline constexpr int kScoreDims = 32, kScoreStride = kScoreTile + 4, kOfScoreThread = 4;
 static_assert(kScoreTile / kOfScoreThread * (kScoreTile / kOfScoreThread) == 32 * kScoreWarps);
 
-// Means of kScoreTile blocks, dimension by dimension.
+// Means of kScoreTile blocks, dim by dim.
 using MeanTile = float[kScoreDims][kScoreStride];
 
-// Brings dimensions [first_dim, first_dim + kScoreDims) of n rows to shared memory; zeros where there is nothing.
+// Brings dims [first_dim, first_dim + kScoreDims) of n rows to shared memory, and zeros elsewhere.
 __device__ inline void bring_means(const float* rows, int n, int first_dim, int dim, MeanTile& to) {
   constexpr int kPieces = kScoreDims / 4;
   for (int i = static_cast<int>(threadIdx.x); i < kScoreTile * kPieces; i += 32 * kScoreWarps) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What head patterns choose: bits of the candidates with the largest scores (lib/tables/pattern_lists.h).
+// The choices of head patterns: bits of the candidates with the largest scores (lib/tables/pattern_lists.h).
 #pragma once
 
 #include "cuda/kernels/pattern_job.cuh"
@@ -17,12 +17,12 @@ struct TokenNumbers {
   __device__ uint32_t again(int i) const { return first(i); }
 };
 
-// A band's sum is that of up to two neighbouring runs. Run r has the bands from farthest - r * kRunTiles on downwards, one
-// for each of its tiles and a few more.
+// Sums of bands. A band's sum is the sum of up to two neighbouring runs. Run r has the bands from farthest - r * kRunTiles
+// downwards, one for each of its tiles and a few more.
 struct BandNumbers {
   const float* bands;
-  int farthest;  // of run 0
-  int n_tiles;   // of all runs
+  int farthest;  // band of run 0
+  int n_tiles;   // tiles of all runs
 
   __device__ BandNumbers(const PatternCall& call, const DeviceSequence& sequence, int head)
       : bands(call.bands + int64_t{head} * call.n_runs * kRunBands) {
@@ -32,7 +32,7 @@ struct BandNumbers {
   }
   __device__ uint32_t first(int band) const {
     if (band == 0) return ordered(INFINITY);
-    const int from_farthest = farthest - band;  // of run 0's bands
+    const int from_farthest = farthest - band;  // place among run 0's bands
     const int last_run = min(from_farthest, n_tiles - 1) / kRunTiles;
     float sum = 0.0f;
     for (int run = max(from_farthest - kRunBands + kRunTiles, 0) / kRunTiles; run <= last_run; ++run) {
@@ -49,14 +49,14 @@ struct ChosenBits {
   uint32_t* words;
   int n_words;
 
-  // All of n candidates, or none, from word `from` on.
+  // Sets the bits of all n candidates, or of none (n = 0), from word `from` on.
   __device__ void fill(int n, int from) const {
     for (int w = from + static_cast<int>(threadIdx.x); w < n_words; w += static_cast<int>(blockDim.x)) {
       const int bits = n - 32 * w;
       words[w] = bits >= 32 ? ~0u : bits > 0 ? (1u << bits) - 1 : 0u;
     }
   }
-  // Those of n candidates that have the n_wanted largest scores.
+  // Sets the bits of the n_wanted candidates with the largest scores, of n.
   template <class Numbers, int kWarps>
   __device__ void choose(const Numbers& numbers, int n, int n_wanted, SelectRoom<kWarps>& room) const {
     if (n_wanted <= 0 || n_wanted >= n) return fill(n_wanted <= 0 ? 0 : n, 0);
@@ -71,26 +71,26 @@ struct ChosenBits {
 
 // ---- tokens and bands ----------------------------------------------------------------------------------------------------
 //
-// Candidates are many, and heads few, so several blocks share those of a head. A launch counts each digit: its blocks add
-// their counts to those of the head, and the next launch's blocks all find the digit from them. The last launch takes what
-// is chosen. Blocks for tokens come first in each launch, and then those for bands.
+// A head has many candidates, and there are few heads, so several blocks share a head's candidates. A launch counts each
+// digit: its blocks add their counts to those of the head. All blocks of the next launch find the digit from these counts.
+// The last launch writes the choices. In each launch the blocks for tokens come first, then those for bands.
 
 // A block's part of the tokens, or of the bands, of a query head.
 template <class Numbers>
 struct ChoicePart {
-  static constexpr int kAtOnce = 4;  // numbers that a thread asks for
-  Numbers numbers;                   // of the head
+  static constexpr int kAtOnce = 4;  // numbers that a thread loads at once
+  Numbers numbers;                   // scores of the head's candidates
   ChosenBits bits;
   int* bins;        // [kDigits][kBins], of the head
-  int end, begin;   // candidates of the head; the part's first
-  int n, n_wanted;  // of the part; of the head
+  int end, begin;   // candidates of the head; the part's first candidate
+  int n, n_wanted;  // candidates of the part; choices of the head
 
   __device__ uint32_t first(int i) const { return numbers.first(begin + i); }
   __device__ uint32_t again(int i) const { return numbers.again(begin + i); }
-  // Whether some candidates of the head are chosen, and some are not.
+  // True if some but not all candidates of the head are chosen.
   __device__ bool chooses() const { return n_wanted > 0 && n_wanted < end; }
 
-  // What launches before the one that counts digit `pass` have found.
+  // Returns what the launches before the one that counts digit `pass` have found.
   __device__ Known find(int pass, SelectRoom<kSearchWarps>& room) const {
     Known known = {{0, n_wanted}, 0};
 #pragma unroll 1
@@ -102,7 +102,7 @@ struct ChoicePart {
     }
     return known;
   }
-  // How many candidates before the part equal the last one that is kept, where not all that equal it are kept; else 0.
+  // Returns how many candidates before the part equal the last kept one. 0 where all that equal it are kept.
   __device__ int n_equal_before(const LastKept& last, SelectRoom<kSearchWarps>& room) const {
     const Digit digit(kDigits - 1);
     if (__ldcg(bins + (kDigits - 1) * kBins + static_cast<int>(last.ordered >> digit.shift & digit.mask)) == last.n_equal)
@@ -121,7 +121,7 @@ struct ChoicePart {
     for (int b = static_cast<int>(threadIdx.x); b < kBins; b += 32 * kSearchWarps)
       if (room.bins[b] != 0) atomicAdd(bins + pass * kBins + b, room.bins[b]);
   }
-  // The first block writes the words behind the candidates, too.
+  // Writes the part's choices. The first block also writes the words behind the candidates.
   __device__ void choose(SelectRoom<kSearchWarps>& room) const {
     if (n == 0) return;
     if (begin == 0) bits.fill(chooses() || n_wanted <= 0 ? 0 : end, chooses() ? (end + 31) / 32 : 0);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What blocks of all pattern kernels find out first.
+// Helpers with which the blocks of all pattern kernels find their work.
 #pragma once
 
 #include "cuda/kernels/exchange_wait.cuh"
@@ -28,7 +28,7 @@ struct PatternQueries {
   __device__ int n_blocks() const { return (end - first + kQueryBlock - 1) / kQueryBlock; }
   __device__ int block_begin(int block) const { return first + block * kQueryBlock; }
   __device__ int block_end(int block) const { return min(end, block_begin(block) + kQueryBlock); }
-  // Key blocks that end at the block's first query or before.
+  // Returns the number of key blocks that end at the block's first query or before.
   __device__ int n_candidates(int block) const { return block_begin(block) / kPatternKeyBlock; }
 };
 

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
-// The key lists of blocks of queries (lib/tables/pattern_lists.h) from the bits of what their heads have chosen.
+// Makes the key lists of blocks of queries (lib/tables/pattern_lists.h) from the bits of their heads' choices.
 //
 //   blocks of threads   [sequences][lists][blocks of queries]
-//   each thread         finds out which of 32 units are named, all at once; notes these behind those of the threads before
-//                       it; writes a granule for every 256th of all
+//   each thread         finds all named units of 32 at once; notes them behind those of the threads before it; writes a
+//                       granule for every 256th of all named units
 //
-// Long lists are written in segments, of 32 units for each thread.
+// Long lists are written in segments of 32 units for each thread.
 #pragma once
 
 #include "cuda/kernels/decode_work.cuh"
@@ -19,23 +19,23 @@ static_assert(kGranuleKeys == TANDEM_PATTERN_UNIT);
 
 // ---- bits ----------------------------------------------------------------------------------------------------------------
 
-// Bits [0, n).
+// Returns a word with bits [0, n) set.
 __device__ inline uint32_t low_bits(int n) { return n >= 32 ? ~0u : n <= 0 ? 0u : (1u << n) - 1; }
 
-// Bit i: whether byte i of x has any.
+// Returns a word in which bit i is set if byte i of x has any bit.
 __device__ inline uint32_t bytes_with_bits(uint32_t x) {
   x |= x >> 4, x |= x >> 2, x |= x >> 1;
   return (x & 0x01010101u) * 0x10204080u >> 28;
 }
 
-// Bit i: whether any of bits [i, i + n) is set, n from 1 to 32.
+// Returns a word in which bit i is set if x has any of bits [i, i + n), n from 1 to 32.
 __device__ inline uint32_t any_of_next(uint32_t x, int n) {
   int have = 1;
   for (; 2 * have <= n; have *= 2) x |= x >> have;
   return x | x >> (n - have);
 }
 
-// Bit 2 i is bit i, of 16.
+// Moves bit i to bit 2 i, for 16 bits.
 __device__ inline uint32_t spread_bits(uint32_t x) {
   x = (x | x << 8) & 0x00ff00ffu;
   x = (x | x << 4) & 0x0f0f0f0fu;
@@ -45,15 +45,15 @@ __device__ inline uint32_t spread_bits(uint32_t x) {
 
 // ---- a list --------------------------------------------------------------------------------------------------------------
 
-// A block of queries, and what its head says.
+// A block of queries, and the choices of its head.
 struct BlockPattern {
-  int begin, end;  // of its queries: tokens
+  int begin, end;  // tokens of its queries
   int range_begin;
   int n_sinks;                                                                // units
-  const uint32_t *tokens = nullptr, *bands = nullptr, *key_blocks = nullptr;  // what is chosen; null: the head has no such
+  const uint32_t *tokens = nullptr, *bands = nullptr, *key_blocks = nullptr;  // choices; null: the head has none of the kind
   int band_words;
 
-  // call.sequence does not count here.
+  // Sets all members. Does not use call.sequence.
   __device__ void find(const PatternCall& call, int sequence, int head, int block) {
     const PatternQueries queries(call.patterns.sequences.sequences[sequence]);
     const DeviceHeadPattern& pattern = call.patterns.heads[head];
@@ -77,30 +77,30 @@ struct BlockPattern {
     if ((pattern.kinds & TANDEM_PATTERN_FULL) != 0) range_begin = 0;
   }
 
-  // Bands [first, first + 32), of which those below 0 and those behind the last word are not chosen.
+  // Returns bands [first, first + 32). Bands below 0 and behind the last word are not chosen.
   __device__ uint32_t bands_from(int first) const {
     const int word = first >> 5;
     const uint32_t low = word >= 0 && word < band_words ? bands[word] : 0u;
     const uint32_t high = word + 1 >= 0 && word + 1 < band_words ? bands[word + 1] : 0u;
     return __funnelshift_r(low, high, first & 31);
   }
-  // Bit i: whether some query is as far from a key of unit 32 word + i, before `begin`, as a chosen band says. The distances
-  // of a unit with an even number 2 v are in bands [first[0] - v, last[0] - v], those of the next one in [first[1] - v,
-  // last[1] - v].
+  // Returns a word in which bit i is set if unit 32 word + i has a key before `begin` whose distance from some query is in
+  // a chosen band. The distances of a unit with an even number 2 v are in bands [first[0] - v, last[0] - v], those of the
+  // next unit in [first[1] - v, last[1] - v].
   __device__ uint32_t in_bands(int word) const {
     static_assert(kPatternBand == 16 && kGranuleKeys == 8 && kQueryBlock + 2 * kGranuleKeys <= 15 * kPatternBand);
     const int first[2] = {(begin - 7) >> 4, (begin - 15) >> 4}, last[2] = {(end - 1) >> 4, (end - 9) >> 4};
-    const int from = first[1] - 16 * word - 15;  // first[1] is no larger than first[0]
+    const int from = first[1] - 16 * word - 15;  // first[1] is never larger than first[0]
     const uint32_t chosen = bands_from(from);
     uint32_t named = 0;
 #pragma unroll
     for (int odd = 0; odd < 2; ++odd) {
       const uint32_t any = any_of_next(chosen, last[odd] - first[odd] + 1) >> (first[odd] - first[1]);
-      named |= spread_bits(__brev(any & 0xffffu) >> 16) << odd;  // larger numbers of units are nearer
+      named |= spread_bits(__brev(any & 0xffffu) >> 16) << odd;  // units with larger numbers are nearer
     }
     return named;
   }
-  // Bit i: whether unit 32 word + i is named, which begins before range_begin.
+  // Returns a word in which bit i is set if unit 32 word + i begins before range_begin and is named.
   __device__ uint32_t names(int word) const {
     const int n_units = (range_begin + kGranuleKeys - 1) / kGranuleKeys;
     uint32_t named = low_bits(n_sinks - 32 * word);
@@ -122,18 +122,18 @@ struct BlockPattern {
 };
 
 struct NamedOfSegment {
-  uint16_t units[kSegmentUnits];  // counted from the segment's first
+  uint16_t units[kSegmentUnits];  // counted from the segment's first unit
   int of_warps[kListWarps];
-  int last_is_named;  // of all units
+  int last_is_named;  // the last of all units is named
 };
 
-// A list's granules.
+// Writes a list's granules.
 struct UnitLister {
   const PatternCall& call;
   const DeviceSequence& sequence;
   const BlockPattern& pattern;
   KeyGranule* granules;
-  int n_granules;  // that there is room for
+  int n_granules;  // that the list has room for
 
   __device__ void put(int at, int unit) const {
     if (at >= n_granules) return;
@@ -144,7 +144,7 @@ struct UnitLister {
     granules[at] = {token, granule_bits(token, 0, pattern.range_begin), page};
   }
 
-  // Of a segment; n_before: granules before these. How many they are.
+  // Writes the granules of a segment. n_before: granules before these. Returns their number.
   __device__ int write(int first, int n_before, NamedOfSegment& segment) const {
     const int word = first / 32 + static_cast<int>(threadIdx.x), last = (pattern.range_begin - 1) / kGranuleKeys;
     const bool has_units = word <= last / 32;
@@ -161,11 +161,11 @@ struct UnitLister {
   }
 };
 
-// Where a list goes.
+// The place of a list: its entries and its granules.
 struct ListPlace {
-  int64_t first_keys;  // of attend()'s sequences: the first that has queries of the block
+  int64_t first_keys;  // the first of attend()'s sequences with queries of the block
   int64_t first_granule;
-  int n_granules;  // that there is room for: none where the first has no number that a list can name
+  int n_granules;  // room; 0 where a key list cannot express first_granule
 
   __device__ ListPlace(const DevicePatterns& patterns, const DeviceSequence& sequence) {
     const int parts = (kQueryBlock + patterns.list_queries - 1) / patterns.list_queries;
@@ -176,8 +176,8 @@ struct ListPlace {
   }
 };
 
-// One entry for each of attend()'s sequences that has queries of the block. One thread calls this. last_is_named: the last
-// of the units, which may have fewer tokens before the range.
+// Writes the entry of each of attend()'s sequences with queries of the block. One thread calls this. last_is_named: the
+// last unit is named, which may have fewer tokens before the range.
 __device__ inline void finish_list(const PatternCall& call, const BlockPattern& pattern, const ListPlace& place, int n,
                                    bool last_is_named) {
   const DevicePatterns& patterns = call.patterns;

@@ -1,18 +1,19 @@
 // SPDX-License-Identifier: MIT
-// The weights that a head's last queries, its probes, give all keys: sums of them for each token and for each band of
-// distances (lib/tables/pattern_lists.h, VERTICAL_SLASH).
+// The weights that a head's last queries, its probes, give to all keys: sums for each token and for each band of distances
+// (lib/tables/pattern_lists.h, VERTICAL_SLASH).
 //
 //   probe_sums_kernel      each probe's largest logit and sum of exponentials, over the keys of a piece
 //   join_sums_kernel       each probe's log-sum-exp
 //   probe_weights_kernel   weights, and their sums
 //
-// Both probe kernels walk over the keys, and multiply them anew: K is in the cache for most heads of a group, and logits in
-// memory would be as many bytes as K. A warp has a run of 16 tiles of 16 keys, and multiplies a tile with all 64 probes.
-// Nothing is added by atomic operations: results are the same in every run. wide_probes.cuh has kernels for K and q in bf16
-// on compute capability 9.0, pattern_bands.cuh what both kinds have in common.
+// Both probe kernels walk over the keys and multiply them. The second one multiplies again, as K is in the cache for most
+// heads of a group, and logits in memory would take as many bytes as K. A warp has a run of 16 tiles of 16 keys, and
+// multiplies a tile with all 64 probes. No atomic operation adds numbers, so results are the same in every run.
+// wide_probes.cuh has kernels for K and q in bf16 on compute capability 9.0. pattern_bands.cuh has the code that both kinds
+// share.
 //
-// Keys are the columns of a matrix product here, and probes its rows: keys are used as they come from memory, and probes lie
-// in shared memory as the product takes them.
+// Keys are the columns of the matrix product, and probes its rows. Keys are used in memory order. Probes lie in shared
+// memory in the order of the product.
 //
 //   lane 4 r + j    loads numbers 32 c + 8 j .. + 7 of keys r and r + 8 of a tile
 //                   gets the products of probes r, r + 8, .. r + 56 and keys 2 j, 2 j + 1, 2 j + 8, 2 j + 9
@@ -31,16 +32,16 @@ namespace tandem::cuda {
 inline constexpr int kProbeChunks = 4;
 static_assert(kSearchWarps * 32 >= kPatternProbes);
 
-// What a block has to do: a query head's probes, and a piece of its keys.
+// The work of a block: a query head's probes, and a piece of its keys.
 struct ProbeJob {
   const DeviceSequence* sequence;
   int head, kv_head;
-  int end;                    // tokens
-  int n_probes, first_probe;  // the token of the first
-  int first_key, run;         // of the warp's run, and its number
+  int end;                    // token behind the last key
+  int n_probes, first_probe;  // token of the first probe
+  int first_key, run;         // first token of the warp's run, and the number of the run
   int own, column;            // r and 2 j of the lane (above)
 
-  // False: there is nothing to do.
+  // Finds the job. Returns false if the block has no work.
   __device__ bool find(const PatternCall& call) {
     const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
     sequence = &sequence_of(call);
@@ -55,13 +56,13 @@ struct ProbeJob {
            has_kind(call, head, TANDEM_PATTERN_VERTICAL_SLASH);
   }
   __device__ int n_tiles() const { return min(max(end - first_key + kProbeTile - 1, 0) / kProbeTile, kRunTiles); }
-  // Whether all probes are there and see all keys of a tile.
+  // True if there are 64 probes and all of them see all keys of a tile.
   __device__ bool all_see(int first) const { return n_probes == kPatternProbes && first + kProbeTile - 1 <= first_probe; }
   __device__ bool sees(int first, int p, int h, int i) const {
     const int probe = own + 8 * p;
     return probe < n_probes && first + column + h + 8 * i <= first_probe + probe;
   }
-  // Of the lane's first probe and its keys 2 j + h: a distance, less whole bands (pattern_bands.cuh).
+  // Returns the distance of the lane's first probe and its key 2 j + h, less whole bands (pattern_bands.cuh).
   __device__ int band_place(int h) const { return first_probe % kPatternBand + own - column - h; }
   __device__ QueryRows probes(const DeviceRows& q) const {
     const int64_t row = int64_t{sequence->first_row} + sequence->q_len - n_probes;
@@ -69,17 +70,17 @@ struct ProbeJob {
   }
 };
 
-// The products of a tile: of 16 probes, and of eight keys each. Not scaled yet.
+// The products of a tile, of 16 probes and eight keys each. Not scaled yet.
 using TileLogits = float[kProbeGroups / 2][kKeys][4];
 __device__ inline float logit_of(const TileLogits& logits, int p, int h, int i) { return logits[p / 2][i][p % 2 * 2 + h]; }
 
-// Probes in shared memory: [16 probes][chunks of all steps][parts][halves of a chunk][lanes].
+// Returns probes in shared memory: [16 probes][chunks of all steps][parts][halves of a chunk][lanes].
 template <int kQueryParts>
 __device__ inline uint4* probes_at(int sixteen, int n_chunks, int chunk) {
   return query_tiles + (sixteen * n_chunks + chunk) * (kQueryParts * 2 * 32) + threadIdx.x % 32;
 }
 
-// All of the block take part.
+// Brings the probes to shared memory. All threads of the block take part.
 template <int kQueryParts>
 __device__ inline void bring_probes(const PatternCall& call, const ProbeJob& job) {
   const int n_chunks = SixteenRows<TANDEM_BF16, kProbeChunks>::n_steps(call.keys.dim) * kProbeChunks;
@@ -127,8 +128,8 @@ struct SplitRows {
         }
       }
   }
-  // Adds the products of 16 probes over the dims of a chunk, those of the probes' small parts first. Products of parts that
-  // are together below the last bit of an f32 are left out.
+  // Adds the products of 16 probes over the dims of a chunk. Products of the probes' small parts come first. Products of
+  // two parts that lie below the last bit of an f32 are left out.
   template <int kQueryParts>
   __device__ void multiply(int chunk, const uint4* probes, float (&logits)[kKeys][4]) const {
     constexpr int kLeast = Stored::kParts > kQueryParts ? Stored::kParts : kQueryParts;
@@ -159,7 +160,7 @@ struct SplitRows {
 // their place.
 template <int32_t kType, int kQueryParts, class Take>
 __device__ inline void walk_run(const PatternCall& call, const ProbeJob& job, Take& take) {
-  constexpr int kPageTiles = kPatternKeyBlock / kProbeTile;  // that are in one page for certain
+  constexpr int kPageTiles = kPatternKeyBlock / kProbeTile;  // tiles that are always in one page
   const int lane = static_cast<int>(threadIdx.x % 32), dim = call.keys.dim, n_tiles = job.n_tiles();
   const int n_steps = SixteenRows<kType, kProbeChunks>::n_steps(dim);
   if (n_tiles == 0) return;
@@ -193,7 +194,7 @@ __device__ inline void walk_run(const PatternCall& call, const ProbeJob& job, Ta
 
 // ---- sums of exponentials ------------------------------------------------------------------------------------------------
 
-// Of the lane's probes, over the lane's keys.
+// Sums of exponentials of the lane's probes, over the lane's keys.
 struct ProbeSums {
   const ProbeJob& job;
   float scale;
@@ -230,7 +231,7 @@ struct ProbeSums {
     else
       add<false>(first, logits);
   }
-  // Adds up the sums of all lanes and warps, where the query rows have been, and leaves the block's in the work space.
+  // Adds up the sums of all lanes and warps, in the place of the query rows, and leaves the block's sums in the work space.
   __device__ void leave(const PatternCall& call) {
     auto* const of_warps = reinterpret_cast<float_pair*>(query_tiles);  // [warps][probes]
     __syncthreads();
@@ -250,7 +251,7 @@ struct ProbeSums {
   }
 };
 
-// Registers that a multiprocessor has for its blocks: where a key's number has several parts, those of a tile take many.
+// Blocks of a multiprocessor, limited by registers: keys whose numbers have several parts take many.
 template <int32_t kType>
 constexpr int kProbeBlocks = StoredEight<kType>::kParts > 1 ? 1 : 2;
 
@@ -266,7 +267,7 @@ __global__ void __launch_bounds__(32 * kSearchWarps, kProbeBlocks<kType>)
   sums.leave(call);
 }
 
-// A block has a query head, and a thread a probe. It clears the counts that choose the head's tokens, too.
+// Joins the sums of a query head, a probe for each thread. Also clears the counts that choose the head's tokens.
 __device__ inline void join_sums(const PatternCall& call) {
   const int head = static_cast<int>(blockIdx.x), probe = static_cast<int>(threadIdx.x);
   const DeviceSequence& sequence = sequence_of(call);
@@ -322,7 +323,7 @@ struct ProbeWeights {
       }
     }
   }
-  // Over the lanes that have the same keys, each of which gets the sum of one key.
+  // Sums over the lanes that have the same keys. Each lane gets the sum of one key.
   __device__ void leave_columns(int first, const float (&sums)[kKeys][2]) {
     const int lane = static_cast<int>(threadIdx.x % 32), i = lane / 4 % 2, h = lane / 8 % 2;
     float of_keys[2];
@@ -345,7 +346,7 @@ struct ProbeWeights {
     const float band = sum_over_lanes(bands.finish_band());
     if (lane == 0) run_bands[t] = band;
   }
-  // The bands that the run's last keys have begun.
+  // Finishes the bands that the run's last keys have begun.
   __device__ void finish() {
     const int n_tiles = job.n_tiles();
 #pragma unroll 1

@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: MIT
-// Attention of many queries over the keys in pages: bound by matrix products. For every storage type, from compute
+// Attention of many queries over the keys in pages: bound by matrix products. Serves every storage type, from compute
 // capability 8.0 on.
 //
 // A block has a tile of query rows (prefill_work.cuh) and goes through its keys, kTileKeys at a time. The rows of the next
-// tile of keys travel to shared memory while the tensor cores work on this one. Each warp has 16 * kMTiles query rows of its
-// own, so a softmax crosses four lanes:
+// tile of keys travel to shared memory while the tensor cores work on the current tile. Each warp has 16 * kMTiles query
+// rows of its own, so a softmax crosses four lanes:
 //
 //   S [rows x keys] = q [rows x dims] K^T [dims x keys]      softmax over keys: along the rows
-//   O [rows x dims] += P [rows x keys] V [keys x dims]       P: S, whose place in registers is right as it is
+//   O [rows x dims] += P [rows x keys] V [keys x dims]       P: S, already in the right registers
 //
-// What the readers of stored.cuh give as an A fragment of 16 keys (or dims of V) holds the B fragments of two times 8: a[0]
-// and a[2] of the first eight, a[1] and a[3] of the others.
+// An A fragment of 16 keys (or dims of V) from the readers of stored.cuh holds the B fragments of two times 8: a[0] and
+// a[2] are the first eight, a[1] and a[3] the others.
 //
-// Weights are rounded to V's type where it has 16 bits and q is one such number; sums of weights are not. Elsewhere weights
-// enter as two summands, as in decode, and a query of f32 as two or three.
+// Weights are rounded to V's type if V has 16 bits and q has one such summand. Sums of weights are not rounded. Otherwise
+// weights are split into two summands, as in decode, and a query of f32 into two or three.
 #pragma once
 
 #include "cuda/kernels/far_weights.cuh"
@@ -23,24 +23,24 @@
 
 namespace tandem::cuda {
 
-// A block's warps, 16 query rows of each of a warp's tiles, and keys of a tile.
+// A block's warps, a warp's tiles of 16 query rows, and the keys of a tile.
 struct PrefillTile {
   int warps = 4, m_tiles = 2, keys = 64;
 };
 
-// What a kernel is made for. kQParts: summands of a query's numbers, at most. kOfMultiprocessor: shared memory, as in
-// shared_sizes.cuh.
+// The compile-time sizes of a kernel. kQParts: the most summands of a query's numbers. kOfMultiprocessor: shared memory, as
+// in shared_sizes.cuh.
 template <class K_, class V_, int kKDim_, int kVDim_, int kQParts_, int kOfMultiprocessor_>
 struct PrefillShape {
   static constexpr int kOfMultiprocessor = kOfMultiprocessor_;
   using K = K_;
   using V = V_;
-  using Number = typename V::ValueNumber;  // of weights
+  using Number = typename V::ValueNumber;  // type of the summands of weights
   static constexpr int kKDim = kKDim_, kVDim = kVDim_, kQParts = kQParts_;
   using KRow = RowShape<K, kKDim>;
   using VRow = RowShape<V, kVDim>;
   static constexpr int kPParts = V::kParts > 2 ? V::kParts : kQParts == 1 && V::kBits == 16 ? 1 : 2;
-  // f32 is three bf16, of a fragment and of a weight: registers, and shared memory, are for less of it.
+  // An f32 is three bf16, in a fragment and in a weight, so registers and shared memory hold fewer of them.
   static constexpr bool kIsSmall = kVDim <= 128 && K::kParts == 1;
   static constexpr int kMostKeys = K::kParts > 1 ? 16 : kVDim > 128 ? 32 : 64;
   static constexpr int used_bytes(const PrefillTile& tile) {
@@ -66,11 +66,11 @@ struct PrefillShape {
   static constexpr int kStageBytes = kSlices * (KRow::kSliceBytes + VRow::kSliceBytes), kStages = 2;
   static constexpr int kQBytes = kQParts * kRows * KRow::kSteps * 32;
   static constexpr int kStateStride = kVDim + (40 - kVDim % 32) % 32;  // rows 8 banks apart
-  static constexpr int kStateFloats = kRows * (kStateStride + 2);      // of a block: o, then m and l of each row
+  static constexpr int kStateFloats = kRows * (kStateStride + 2);  // floats of a block's state: o, then m and l of each row
   static constexpr int kUsedBytes = kQBytes + kStages * kStageBytes;
   static constexpr int kSharedBytes = kUsedBytes > 4 * kStateFloats ? kUsedBytes : 4 * kStateFloats;
   static constexpr int kBlocks =
-      kSharedBytes <= kOfMultiprocessor / 2 - 1536 ? 2 : 1;  // of a multiprocessor: bounds registers
+      kSharedBytes <= kOfMultiprocessor / 2 - 1536 ? 2 : 1;  // on a multiprocessor; limits registers
   static constexpr bool kSharesByLength = false, kHasGranules = false;
   static constexpr float kTilesOfMerge = 0.0f;  // all blocks of an item share its keys, however few
   static constexpr int kStatesAtOnce = 4;
@@ -87,8 +87,8 @@ __device__ inline float load_number(const DeviceRows& rows, int64_t at) {
   return static_cast<const float*>(rows.data)[at];
 }
 
-// The warp's rows to shared memory in the order of A fragments, [kQParts][kRows / 16][kSteps][32 lanes]. scale: what undoes
-// what moved a row into an f16's range, of rows g and g + 8 of each tile.
+// Writes the warp's rows to shared memory in the order of A fragments, [kQParts][kRows / 16][kSteps][32 lanes]. scale:
+// undoes the scaling of rows into the range of f16, for rows g and g + 8 of each tile.
 template <class Shape>
 __device__ void stage_rows(const PrefillCall& call, const Piece& piece, uint4* fragments,
                            float (&scale)[Shape::kMTiles][2]) {
@@ -133,7 +133,7 @@ __device__ void stage_rows(const PrefillCall& call, const Piece& piece, uint4* f
 
 // ---- keys --------------------------------------------------------------------------------------------------------------
 
-// A tile's rows of K and V: slices of 16 keys, K's first, dealt to the warps.
+// Copies a tile's rows of K and V. Slices of 16 keys are dealt to the warps, those of K first.
 template <class Shape>
 __device__ inline void copy_tile(const PrefillCall& call, const PrefillItem& item, TilePlace place, uint32_t stage) {
   using KRow = typename Shape::KRow;
@@ -157,7 +157,7 @@ __device__ inline void copy_tile(const PrefillCall& call, const PrefillItem& ite
 
 // ---- softmax -----------------------------------------------------------------------------------------------------------
 
-// A thread's part of its warp's state: of rows g and g + 8 of each tile; of o, columns 2 t and 2 t + 1 of 8 dims each.
+// A thread's part of its warp's state: rows g and g + 8 of each tile, and of o columns 2 t and 2 t + 1 of every 8 dims.
 template <class Shape>
 struct RowsState {
   float o[Shape::kMTiles][Shape::VRow::kSteps][2][4];
@@ -168,7 +168,7 @@ struct RowsState {
 template <class Shape>
 using Logits = float[Shape::kMTiles][2 * Shape::kSlices][4];
 
-// Adds the sums of a slice to its logits, times its keys' scales of a group of dims where K has scales.
+// Adds the sums of a slice to its logits. Where K has scales, first multiplies by the keys' scales of a group of dims.
 template <class Shape>
 __device__ inline void add_apart(uint32_t k, const float (&apart)[Shape::kMTiles][2][4], int slice, int group,
                                  Logits<Shape>& s) {
@@ -192,8 +192,9 @@ __device__ inline void multiply_queries(uint32_t k, const uint4* fragments, int 
   using Row = typename Shape::KRow;
   constexpr int kSteps = Row::kSteps;
   const int lane = threadIdx.x % 32;
-  // Sums that scales are applied to, or that are cut off, not rounded, where q has the bits of an f32, are apart: there is
-  // room for a slice's. Else q is read from shared memory once for all slices.
+  // Sums are kept apart where scales are applied to them. They are also kept apart where q has the bits of an f32, as
+  // products truncate sums and do not round them. Then registers have room for the sums of one slice. Otherwise q is read
+  // from shared memory once for all slices.
   constexpr bool kIsApart = Stored::kGroup > 0 || Stored::kBits >= 16 && Shape::kQParts > 1;
   constexpr int kGroupSteps = Stored::kGroup > 0 ? Stored::kGroup / 16 : kIsApart ? 1 : kSteps;
   constexpr int kPass = kIsApart ? 1 : Shape::kSlices;
@@ -236,7 +237,7 @@ __device__ inline void multiply_queries(uint32_t k, const uint4* fragments, int 
     }
 }
 
-// o += P V. v: the tile's slices. Keys are inside [lo, hi) of the tile; what the scales of the others are is not known.
+// o += P V. v: the tile's slices. Keys are in [lo, hi) of the tile. The scales of other keys are undefined, and count as 0.
 template <class Shape>
 __device__ inline void multiply_weights(uint32_t v, const Logits<Shape>& p, int lo, int hi, RowsState<Shape>& state) {
   using Stored = typename Shape::V;
@@ -274,7 +275,7 @@ __device__ inline void multiply_weights(uint32_t v, const Logits<Shape>& p, int 
         for (int m = 0; m < Shape::kMTiles; ++m)
 #pragma unroll
           for (int half = 0; half < 2; ++half) {
-            // A product's sums are cut off, not rounded: over many keys that would show in an f32's last bits.
+            // The sums of a product are truncated, not rounded. Over many keys that would show in an f32's last bits.
             float apart[4] = {};
             float(&sum)[4] = Stored::kParts > 1 ? apart : state.o[m][block][half];
 #pragma unroll
@@ -289,7 +290,7 @@ __device__ inline void multiply_weights(uint32_t v, const Logits<Shape>& p, int 
     }
 }
 
-// o += P V, of a slice's weights that are far (far_weights.cuh); these are 0 in p then. rows: of the slice.
+// o += P V, for a slice's weights that are far (far_weights.cuh). Sets these to 0 in p. rows: of the slice.
 template <class Shape>
 __device__ inline void multiply_far(uint32_t rows, int slice, Logits<Shape>& p, RowsState<Shape>& state) {
   using Stored = typename Shape::V;
@@ -327,7 +328,8 @@ __device__ inline void multiply_far(uint32_t rows, int slice, Logits<Shape>& p, 
   }
 }
 
-// Logits into weights, sums and what became of the largest; o fades where that grew. scale: of products, positive.
+// Turns logits into weights, and updates their sums and largest logits. o fades where the largest logit grew. scale: of
+// products, positive.
 template <class Shape>
 __device__ inline void weigh(const float (&scale)[Shape::kMTiles][2], Logits<Shape>& s, RowsState<Shape>& state) {
 #pragma unroll
@@ -339,7 +341,7 @@ __device__ inline void weigh(const float (&scale)[Shape::kMTiles][2], Logits<Sha
       for (int n = 0; n < 2 * Shape::kSlices; ++n) largest = fmaxf(largest, fmaxf(s[m][n][2 * i], s[m][n][2 * i + 1]));
       for (int mask = 1; mask < 4; mask *= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, mask));
       const float before = state.m[m][i], now = fmaxf(before, largest * scale[m][i]);
-      const float from = now == -INFINITY ? 0.0f : now - Shape::Number::kShift;  // nothing is seen yet
+      const float from = now == -INFINITY ? 0.0f : now - Shape::Number::kShift;  // no key is seen yet
       const float faded = now == before ? 1.0f : exp2_fast(before - now);
       float sum = 0.0f;
 #pragma unroll
@@ -359,7 +361,7 @@ __device__ inline void weigh(const float (&scale)[Shape::kMTiles][2], Logits<Sha
     }
 }
 
-// What a thread's rows see, and what takes their products to logits.
+// The keys that a thread's rows see, and the factors from their products to logits.
 template <class Shape>
 struct RowsView {
   RowKeys keys[Shape::kMTiles][2];
@@ -414,7 +416,7 @@ __device__ inline void attend_tile(const PrefillCall& call, const PrefillItem& i
 
 // ---- the kernel --------------------------------------------------------------------------------------------------------
 
-// To memory: o [kRows][kStateStride], then m and l [kRows].
+// Stores rows to memory: o [kRows][kStateStride], then m and l [kRows].
 template <class Shape>
 __device__ void store_rows(const RowsState<Shape>& state, float* to) {
   const int lane = threadIdx.x % 32;

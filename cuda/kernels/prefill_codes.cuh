@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
-// Attention of many queries of 16 bits for compute capability 9.0, over K and V in 4 and 8 bits: the products and softmax of
-// prefill_sm90.cuh, of tiles that further warpgroups convert to f16 (prefill_convert.cuh).
+// Attention of many queries of 16 bits for compute capability 9.0, over K and V in 4 and 8 bits. Products and softmax are
+// those of prefill_sm90.cuh. Further warpgroups convert the tiles to f16 (prefill_convert.cuh).
 //
-// Queries are f16, moved into its range row by row: they keep their bits. K's numbers keep theirs as sums of two f16;
-// weights are rounded to f16, and V's numbers with them.
+// Queries are f16, scaled into its range row by row, and keep their bits. K's numbers keep theirs as sums of two f16.
+// Weights and V's numbers are rounded to f16.
 #pragma once
 
 #include <type_traits>
@@ -13,8 +13,8 @@
 
 namespace tandem::cuda {
 
-// Tiles are as long as shared memory has room for. Where both K and V have scales and 8 bits, converting takes as long as
-// multiplying: each has a warpgroup of its own then, and tiles are shorter, so that four are there at once.
+// Tiles are as long as shared memory allows. Where both K and V have scales and 8 bits, converting takes as long as
+// multiplying. Then K and V have a warpgroup each, and tiles are shorter, so that there are four stages.
 template <class K, class V, int kDim>
 struct CodesTile {
   static constexpr int kKParts = K::kGroup > 0 ? 2 : 1;
@@ -27,12 +27,13 @@ template <class K_, class V_, int kDim_, class Tile = CodesTile<K_, V_, kDim_>>
 struct CodesShape : GroupsShape<kDim_, Tile::kKeys, Tile::kKParts, Tile::kStages> {
   using K = K_;
   using V = V_;
-  using Number = Half;  // of all that is multiplied
+  using Number = Half;  // the type of all products
   static constexpr bool kFencesTiles = true;
-  static constexpr float kTilesOfMerge = kTilesOfMerge128 / 2;  // a tile takes up to twice as long as it does of 16 bits
+  static constexpr float kTilesOfMerge = kTilesOfMerge128 / 2;  // a tile takes up to twice as long as a tile of 16 bits
   static constexpr int kUnitKeys = CodesShape::kTileKeys < 64 ? CodesShape::kTileKeys : 64;
   static constexpr int kConverters = Tile::kConverters, kThreads = 256 + 128 * kConverters;
-  // Registers of a thread that multiplies and of one that converts: more than a block begins with, and it waits for ever.
+  // Registers of a thread that multiplies and of one that converts. With more than a block starts with, it would wait for
+  // ever.
   static constexpr int kMultiplierRegisters = kConverters == 2 ? 160 : 192;
   static constexpr int kConverterRegisters = kConverters == 2 ? 96 : 120;
   static_assert(2 * kMultiplierRegisters + kConverters * kConverterRegisters <=
@@ -43,8 +44,8 @@ template <class Shape>
 struct GroupRegisters {
   static constexpr int kMultiplier = Shape::kMultiplierRegisters, kConverter = Shape::kConverterRegisters;
 };
-// Lists of tiles take registers of the warps that multiply. What these have no room for would be in local memory, which the
-// rows of keys push out of the cache with every tile.
+// Lists of tiles take registers of the warps that multiply. Without room they would go to local memory, which every tile of
+// keys pushes out of the cache.
 template <class Shape>
 struct GroupRegisters<WithTiles<Shape>> {
   static constexpr int kMoved = Shape::kConverters == 2 ? 8 : 0;
@@ -52,8 +53,8 @@ struct GroupRegisters<WithTiles<Shape>> {
   static constexpr int kConverter = Shape::kConverterRegisters - kMoved;
 };
 
-// A warp's 16 rows: [blocks of 64 dims][128 rows], as f16. scale: what undoes what moved a row into an f16's range, of rows
-// g and g + 8.
+// Brings a warp's 16 rows as f16: [blocks of 64 dims][128 rows]. scale: undoes the scaling of rows g and g + 8 into the
+// range of f16.
 template <class Shape>
 __device__ inline void bring_rows(const PrefillCall& call, const Piece& piece, uint32_t q, float (&scale)[2]) {
   constexpr int kAtOnce = 8, kFoursOfRow = (Shape::kDim + kWarpNumbers - 1) / kWarpNumbers;
@@ -126,7 +127,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) prefill_codes_kernel(const
     state.clear();
     attend_tiles<Shape>(call, item, q, barriers, scale, state);
     finish_group<Shape>(call, item, state, aligned);
-    wait_for_append(call);  // not the other warps: those that have ended do not hold up the barriers of a cluster
+    wait_for_append(call);  // not the other warps: warps that have ended do not hold up the barriers of a cluster
   }
 #endif
 }

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: MIT
-// Tiles of keys from storage types of 4 and 8 bits to the f16 numbers that the products of warpgroups read (wgmma.cuh):
-// each is converted once for all query rows of a block.
+// Converts tiles of keys from storage types of 4 and 8 bits to f16, which the products of warpgroups read (wgmma.cuh). Each
+// tile is converted once for all query rows of a block.
 //
-// An e4m3 number is an f16. Of the types with scales a number is a code of up to 8 bits times a scale of 11:
+// An e4m3 number is an f16. In types with scales a number is a code of up to 8 bits times a scale of 11 bits:
 //
-//   of K  the sum of two f16, what rounding leaves and the rest, as its error would show in a row's lse
-//   of V  one f16, as the weights are that it meets
+//   of K  the sum of two f16, the rounded number and the rest, as a rounding error would show in a row's lse
+//   of V  one f16, like the weights that it is multiplied by
 //
-// None is too small for that: scales are f16 themselves, so that their multiples are multiples of 2^-24. Numbers beyond
+// No number is too small for f16: scales are f16 themselves, so their multiples are multiples of 2^-24. Numbers beyond
 // 65,504, which q8_0 and q4_0 can hold, become infinite.
 //
-// A thread has its codes in registers, on their way from memory while others are converted. Of a warp's threads eight have
-// the same dims of neighbouring keys, so that they write to all banks.
+// A thread has codes in registers: it loads the next ones while it converts others. Eight of a warp's threads have the same
+// dims of neighbouring keys, so they write to all banks.
 #pragma once
 
 #include "cuda/kernels/prefill_sm90.cuh"
@@ -20,7 +20,7 @@ namespace tandem::cuda {
 
 // ---- 16 dims -----------------------------------------------------------------------------------------------------------
 
-// to_halves(): codes as pairs of f16, of neighbouring dims.
+// to_halves(): converts codes to pairs of f16, of neighbouring dims.
 template <class Stored>
 struct ConvertPiece;
 
@@ -58,8 +58,8 @@ struct ConvertPiece<StoredQ4> {
 __device__ inline __half2 as_halves(uint32_t pair) { return *reinterpret_cast<const __half2*>(&pair); }
 __device__ inline uint32_t as_word(__half2 pair) { return *reinterpret_cast<const uint32_t*>(&pair); }
 
-// A unit of keys of K or V, as many as a page has or fewer. kSummands: of its numbers. A warp has every fourth eight keys;
-// of them, groups of 32 dims are dealt to the threads, two pieces each.
+// A unit of keys of K or V, at most a page. kSummands: summands of each number. A warp has every fourth group of eight
+// keys. Groups of 32 dims are dealt to its threads, two pieces each.
 template <class Shape, class Stored, int kPlane, int kSummands>
 struct UnitCodes {
   using Piece = ConvertPiece<Stored>;
@@ -81,8 +81,8 @@ struct UnitCodes {
            (kParts % 2 == 0 || half == 0 || group(turn) < kGroups - 1);
   }
 
-  // lo, hi: which of the unit's keys there are. In place of the others comes the nearest that is: no row sees them, but they
-  // are multiplied.
+  // Loads a unit. Its keys [lo, hi) exist. The nearest existing key takes the place of each other key: no row sees these,
+  // but they are multiplied.
   __device__ void load(const PrefillCall& call, const PrefillItem& item, TilePlace place, int lo, int hi) {
     const bool is_empty = lo >= Shape::kUnitKeys || hi <= 0;
     const std::byte* from = call.planes[kPlane] + place.page + item.piece.head * call.head_stride[kPlane];
@@ -101,7 +101,7 @@ struct UnitCodes {
     }
   }
 
-  // Of a piece: numbers, and what they leave.
+  // Converts a piece to numbers, and to the rest that they leave.
   static __device__ void convert(const typename Piece::Codes& piece, uint16_t scale_bits, uint32_t (&numbers)[8],
                                  uint32_t (&rest)[8]) {
     Piece::to_halves(piece, numbers);
@@ -116,7 +116,7 @@ struct UnitCodes {
     }
   }
 
-  // to: the unit's first row of a tile, or of the first of its summands.
+  // Stores the unit. to: its first row in a tile, or in the tile of the first summand.
   __device__ void store(uint32_t to) const {
 #pragma unroll
     for (int i = 0; i < kTurns; ++i)
@@ -137,7 +137,7 @@ struct UnitCodes {
   }
 };
 
-// The tiles of K or V, one after another: each is on its way from memory while the one before is multiplied.
+// The tiles of K or V, one after another. The next tile is loaded from memory while the current one is multiplied.
 template <class Shape, class Stored, int kPlane, int kSummands>
 struct TileStream {
   static constexpr int kUnits = Shape::kTileKeys / Shape::kUnitKeys;
@@ -153,7 +153,8 @@ struct TileStream {
       units[i].load(call, item, place, item.lo - place.key, item.hi - place.key);
     }
   }
-  // The n-th tile, and asks for the next. Who multiplies fences: a fence here would wait for what is on its way.
+  // Brings the n-th tile and starts to load the next. The warps that multiply fence the tile: a fence here would wait for
+  // the loads.
   __device__ void bring(const PrefillCall& call, const PrefillItem& item, uint32_t k, TileBarriers<Shape> barriers, int n) {
     constexpr bool kIsV = kPlane == kPlaneV;
     const int stage = n % Shape::kStages;
@@ -165,7 +166,7 @@ struct TileStream {
   }
 };
 
-// By one warpgroup for both, K a tile ahead of V as it is on the other side; or by one for each.
+// Called by one warpgroup for both, with K a tile ahead of V, as the other side reads them. Or by one warpgroup for each.
 template <class Shape>
 __device__ inline void convert_tiles(const PrefillCall& call, const PrefillItem& item, uint32_t k,
                                      TileBarriers<Shape> barriers) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// How the blocks of a prefill kernel finish: they write their rows, or merge the states of an item's blocks first.
+// How the blocks of a prefill kernel finish: they write their rows, or first merge the states of an item's blocks.
 //
-// Kernels for compute capability 9.0 merge in clusters. The blocks of a cluster share an item; they run at once and read
+// Kernels for compute capability 9.0 merge in clusters. The blocks of a cluster share an item. They run at once and read
 // each other's shared memory. Block i of n merges rows i, i + n, i + 2 n, ... of all states. An item may have several
 // clusters. Then block i of each cluster writes its merged rows to the workspace and counts itself there, and the last of
 // these blocks merges the rows of all clusters. The rows are divided so that no single block merges everything: over short
@@ -12,7 +12,7 @@
 
 namespace tandem::cuda {
 
-// How a row ends that has a state from before: what that is to be multiplied by, too.
+// The end of a row that has a state from before. before: the factor of that state.
 struct JoinedEnd {
   RowEnd own;
   float before = 0.0f;
@@ -33,7 +33,7 @@ __device__ inline JoinedEnd join_row(const PrefillCall& call, const Piece& piece
   return {{is_empty ? 0.0f : of_own / sum / l, most + logf(sum)}, of_before / sum};
 }
 
-// Where row r of a piece goes, and where its state from before is.
+// The places of row r of a piece: in the output, and in the state from before.
 struct RowPlace {
   int64_t out = 0, before = 0;
 };
@@ -44,8 +44,8 @@ __device__ inline void write_lse(const PrefillCall& call, const Piece& piece, co
   if (out.lse != nullptr) out.lse[row_offset(call, piece, r, out.lse_token_stride, out.lse_head_stride)] = lse;
 }
 
-// A row of a state. A warp has two rows of up to 128 dims, 16 lanes each, or one longer row. Of it a lane has four dims next
-// to each other, and those 4 kLanes further on.
+// A row of a state. A warp has two rows of up to 128 dims, 16 lanes each, or one longer row. A lane has four neighbouring
+// dims, and the same 4 kLanes dims further on.
 template <class Shape>
 struct LaneRow {
   static constexpr int kLanes = Shape::kVDim <= 128 ? 16 : 32, kOfWarp = 32 / kLanes;
@@ -53,7 +53,8 @@ struct LaneRow {
   float4 o[kOfLane];
 
   __device__ static int lane() { return static_cast<int>(threadIdx.x) % kLanes; }
-  __device__ static int of_warp() { return static_cast<int>(threadIdx.x) % 32 / kLanes; }  // which of the warp's rows
+  // index of the lane's row in the warp
+  __device__ static int of_warp() { return static_cast<int>(threadIdx.x) % 32 / kLanes; }
   __device__ static int dim(int k) { return 4 * (lane() + kLanes * k); }
   __device__ static bool has(int k) { return dim(k) < Shape::kVDim; }
   __device__ void clear() {
@@ -70,7 +71,7 @@ struct LaneRow {
     for (int k = 0; k < kOfLane; ++k)
       if (has(k)) *reinterpret_cast<float4*>(row + dim(k)) = o[k];
   }
-  // Into the output.
+  // Writes the row to the output.
   __device__ void write(const PrefillCall& call, const DeviceRows& to, const JoinedEnd& end, const RowPlace& place) const {
 #pragma unroll
     for (int k = 0; k < kOfLane; ++k) {
@@ -85,7 +86,7 @@ struct LaneRow {
   }
 };
 
-// A state in shared memory into the output. A warp has neighbouring rows; how they end, each lane finds out of one.
+// Writes a state in shared memory to the output. A warp has neighbouring rows. Each lane computes the end of one row.
 template <class Shape>
 __device__ void write_rows(const PrefillCall& call, const Piece& piece, const float* state) {
   using Row = LaneRow<Shape>;
@@ -121,7 +122,7 @@ struct MergedRow {
   Row row;
   float m = -INFINITY, l = 0.0f;
 
-  // Up to kStates states. rest: m and l of state i in lane i of the row's, and of an empty state in the other lanes.
+  // Adds up to kStates states. rest: m and l of state i in lane i of the row's lanes, and of an empty state in the others.
   template <int kStates>
   __device__ void include(const float2& rest, const Row (&x)[kStates]) {
     float most = rest.x;
@@ -129,7 +130,7 @@ struct MergedRow {
     most = fmaxf(m, __shfl_sync(~0u, most, 0, Row::kLanes));
     const float own = rest.x == -INFINITY ? 0.0f : exp2_fast(rest.x - most);
     const float faded = m == -INFINITY ? 0.0f : exp2_fast(m - most);
-    float sum = own * rest.y;  // NaN where l is, whatever the weight
+    float sum = own * rest.y;  // NaN where l is NaN, even with weight 0
     for (int mask = 1; mask < kStates; mask *= 2) sum += __shfl_xor_sync(~0u, sum, mask);
     m = most;
     l = l * faded + __shfl_sync(~0u, sum, 0, Row::kLanes);
@@ -143,10 +144,10 @@ struct MergedRow {
         if (weight != 0.0f) add(row.o[k], weight, x[i].o[k]);
     }
   }
-  // Row r into the output, or to a state in the workspace.
+  // Writes row r to the output. store() writes it to a state in the workspace.
   __device__ void write(const PrefillCall& call, const Piece& piece, const DeviceOutput& out, int r) const {
     const JoinedEnd end = join_row(call, piece, r, m, l, Shape::Number::kShift);
-    __syncwarp(Row::kLanes == 32 ? ~0u : 0xffffu << 16 * Row::of_warp());  // all have read what one lane is about to write
+    __syncwarp(Row::kLanes == 32 ? ~0u : 0xffffu << 16 * Row::of_warp());  // all lanes have read what lane 0 writes next
     row.write(call, out.o, end, place_row(call, piece, out, r, Shape::kVDim));
     if (Row::lane() == 0) write_lse(call, piece, out, r, end.own.lse);
   }
@@ -161,8 +162,8 @@ struct RowSlice {
   int n_rows, first, step;
 };
 
-// Merges n_states states, the i-th at state(i), and calls out(r, row) for each row of the slice. A kernel runs this once,
-// and its code has to come from memory for that, so there is little of it.
+// Merges n_states states, the i-th at state(i), and calls out(r, row) for each row of the slice. The code is short, as a
+// kernel runs it once and fetches it from memory.
 template <class Shape, class StateAt, class Out>
 __device__ void merge_slice(int n_states, const RowSlice& slice, StateAt state, Out out) {
   using Row = LaneRow<Shape>;
@@ -191,13 +192,13 @@ __device__ void merge_slice(int n_states, const RowSlice& slice, StateAt state, 
   }
 }
 
-// Whether this block is the last of n that count; if so, it sees what the others have left in memory. By all threads that
-// multiply, behind their writes.
+// Returns true if this block is the last of n that count. It then sees what the others have left in memory. All threads
+// that multiply call it, after their writes.
 template <class Shape>
 __device__ inline bool is_last_of(int32_t* count, int n) {
   __threadfence();
   Shape::sync();
-  bool is_last = false;  // told by the barrier itself: nothing of it goes through shared memory
+  bool is_last = false;  // the barrier itself carries the value, and shared memory stays unused
   if (threadIdx.x == 0) {
     is_last = atomicAdd(count, 1) == n - 1;
     if (is_last) *count = 0;
@@ -207,7 +208,8 @@ __device__ inline bool is_last_of(int32_t* count, int n) {
   return true;
 }
 
-// The block's state into the output: `own` in shared memory where it has all keys of its item, else in the workspace.
+// Turns the block's state into output. `own` is in shared memory if the block has all keys of its item, else in the
+// workspace.
 template <class Shape>
 __device__ void finish_item(const PrefillCall& call, const PrefillItem& item, const float* own) {
   if (item.n_parts == 1) {
@@ -222,8 +224,8 @@ __device__ void finish_item(const PrefillCall& call, const PrefillItem& item, co
       [&](int r, const MergedRow<Shape>& row) { row.write(call, item.piece, out, r); });
 }
 
-// By all threads that multiply, after they have stored the block's states (kKeySplits of them) to shared memory. A cluster
-// merges its own states; where an item has several clusters, the last one then merges theirs.
+// Called by all threads that multiply, after they have stored the block's states (kKeySplits of them) to shared memory. A
+// cluster merges its own states. Where an item has several clusters, the last one then merges theirs.
 template <class Shape>
 __device__ void finish_in_cluster(const PrefillCall& call, const PrefillItem& item, const float* own) {
   constexpr int kOfBlock = Shape::kKeySplits;

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: MIT
 // Granules of key lists (lib/tables/key_list.h) in the prefill kernel for compute capability 9.0 (prefill_sm90.cuh).
 //
-// The first tiles of an item's keys are the granules of its list, kTileKeys / 8 a tile; the tiles of its range follow. The
-// last tile of granules is filled up with granules that name nothing. Eight rows are an atom of the swizzle, so the copy
-// engine can bring a granule to any eighth row of a tile.
+// The first tiles of an item's keys are the granules of its list, kTileKeys / 8 a tile. The tiles of its range follow. The
+// last tile of granules is filled up with empty granules. Eight rows are an atom of the swizzle, so the copy engine can
+// bring a granule to any eighth row of a tile.
 //
-//   warp w of the four that bring     brings granules 4 w .. 4 w + 3 of each tile (of shorter tiles two), a lane each
-//   lane i of a warp that multiplies  knows granule i of the tile; it loads that before the tile is there
+//   warp w of the four that bring     brings granules 4 w .. 4 w + 3 of each tile (two of shorter tiles), one a lane
+//   lane i of a warp that multiplies  knows granule i of the tile, and loads it before the tile arrives
 //
-// Rows that no query sees may hold NaN. In K they do no harm: their logits become -inf. In V they would, as 0 x NaN is NaN.
-// So the engine brings only those granules of V whose rows are all seen. The warp copies the others, with zeros for the rows
-// that no query sees. Its threads count at the tile's barrier when their copies have arrived, and the warps that multiply
-// fence the tile.
+// Rows that no query sees may hold NaN. In K they do no harm, as their logits become -inf. In V they would, as 0 x NaN is
+// NaN. So the engine brings only those granules of V whose rows are all seen. The warp copies the others, with zeros for
+// the rows that no query sees. Its threads count at the tile's barrier when their copies have arrived, and the warps that
+// multiply fence the tile.
 #pragma once
 
 #include "cuda/kernels/bulk_copy.cuh"
@@ -23,8 +23,8 @@ namespace tandem::cuda {
 template <class Shape>
 struct GranuleTile {
   static constexpr int kGranules = Shape::kTileKeys / kGranuleKeys;
-  static constexpr int kOfWarp = kGranules / 4;  // that a warp brings
-  static constexpr int kKnown = 32 / kOfWarp;    // tiles of which a warp knows its granules
+  static constexpr int kOfWarp = kGranules / 4;  // granules that a warp brings
+  static constexpr int kKnown = 32 / kOfWarp;    // tiles whose granules a warp knows
 };
 inline constexpr int kGranuleBytes = kGranuleKeys * 128;  // in a block of 64 dims
 
@@ -34,12 +34,12 @@ __device__ inline KeyGranule granule_at(const Piece& piece, int at) {
 
 // ---- keys --------------------------------------------------------------------------------------------------------------
 
-// What a lane of a warp that brings granules knows of one: lanes are ordered by tile, from tile `base` on. At first no
-// granule is known.
+// The granule that a lane of a bringing warp knows. Lanes are ordered by tile, from tile `base` on. No granule is known at
+// first.
 struct GranuleWalk {
   int base = -32;
   uint32_t seen = 0;  // bit i: some query of the item sees token i of the granule
-  int64_t at = 0;     // bytes from the KV head's first row in the page called 0, in K as in V
+  int64_t at = 0;     // bytes from the KV head's first row in the page called 0, the same in K and V
 };
 
 template <class Shape>
@@ -54,7 +54,7 @@ __device__ inline void look_up_granules(const PrefillCall& call, const PrefillIt
   walk.at = granule.page + slot * (2 * Shape::kDim);
 }
 
-// By a warp; rows that are not seen become zeros.
+// Called by a warp. Rows that are not seen become zeros.
 template <class Shape>
 __device__ inline void copy_granule(const std::byte* rows, uint32_t seen, uint32_t to) {
   constexpr int kRowBytes = 2 * Shape::kDim;
@@ -71,14 +71,14 @@ __device__ inline void copy_granule(const std::byte* rows, uint32_t seen, uint32
 
 // ---- logits ------------------------------------------------------------------------------------------------------------
 
-// Lane i knows the tile's granule i % kGranules.
+// Returns granule i % kGranules of the tile in lane i.
 template <class Shape>
 __device__ inline KeyGranule find_granule(const PrefillItem& item, int tile) {
   constexpr int kGranules = GranuleTile<Shape>::kGranules;
   return granule_at(item.piece, tile * kGranules + static_cast<int>(threadIdx.x) % kGranules);
 }
 
-// Tokens [lo, hi) that a row sees, as far as causality and the sliding window go.
+// Returns the tokens [lo, hi) that causality and the sliding window let a row see.
 __device__ inline RowKeys tokens_of_row(const PrefillCall& call, const PrefillItem& item, int r) {
   const DeviceSequence& sequence = item.piece.sequence;
   const int64_t hi = sequence.end + sequence.n_after - sequence.q_len + 1 + (item.piece.first_row + r) / call.group_size;
@@ -86,7 +86,8 @@ __device__ inline RowKeys tokens_of_row(const PrefillCall& call, const PrefillIt
   return {static_cast<int>(sliding_window > 0 ? max(hi - sliding_window, int64_t{0}) : 0), static_cast<int>(hi)};
 }
 
-// What rows `row` and `row` + 8 do not see of a tile of granules. A thread has two neighbouring keys of each granule.
+// Masks the keys of a tile of granules that rows `row` and `row` + 8 do not see. A thread has two neighbouring keys of each
+// granule.
 template <class Shape>
 __device__ inline void mask_granules(const PrefillCall& call, const PrefillItem& item, const KeyGranule& own, int row,
                                      float (&s)[Shape::kTileKeys / 2]) {
@@ -95,7 +96,7 @@ __device__ inline void mask_granules(const PrefillCall& call, const PrefillItem&
   if (__all_sync(~0u, own.keys == 0xffu && is_common)) return;
   const int shift = static_cast<int>(threadIdx.x) % 4 * 2;
   if (__all_sync(~0u, own.keys == 0 || is_common)) {
-    uint32_t four = own.keys << threadIdx.x % 4 * kGranuleKeys;  // of neighbouring granules
+    uint32_t four = own.keys << threadIdx.x % 4 * kGranuleKeys;  // of four neighbouring granules
     four |= __shfl_xor_sync(~0u, four, 1);
     four |= __shfl_xor_sync(~0u, four, 2);
 #pragma unroll

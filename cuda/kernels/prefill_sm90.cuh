@@ -1,24 +1,24 @@
 // SPDX-License-Identifier: MIT
-// Attention of many queries for compute capability 9.0, of bf16 or f16 all through: products of warpgroups.
+// Attention of many queries for compute capability 9.0, all in bf16 or all in f16, by products of warpgroups.
 //
-// A block has 128 query rows (prefill_work.cuh), 64 of each of two warpgroups. A third warpgroup brings K and V to shared
-// memory, each two tiles of keys deep. A unit is 64 keys, because pages may be that short. The copy engine brings units
-// whose keys are all seen by some row. Units at the edge are copied by the threads, which write zeros for keys that no row
-// sees. The two sides count in barriers: full when a tile's copies have arrived, free when the warps have read it.
+// A block has 128 query rows (prefill_work.cuh), 64 for each of two warpgroups. A third warpgroup brings K and V to shared
+// memory, each two tiles of keys deep. A unit is 64 keys, as pages may be that short. The copy engine brings units whose
+// keys are all seen by some row. The threads copy units at the edge, and write zeros for keys that no row sees. Both sides
+// count in barriers: full when a tile's copies have arrived, free when the warps have read the tile.
 //
 //   warpgroup 0   S1 = q K1  |  softmax of S1       |  S2 = q K2, O += P1 V1  |  softmax of S2 ...
 //   warpgroup 1              |  S1 = q K1           |  softmax of S1          |  S2 = q K2, O += P1 V1 ...
 //
-// The tensor cores thus have the products of one warpgroup while the other computes weights: they take turns in issuing
-// (kTurn), and the product of the last weights with V runs beside the next logits' softmax.
+// So the tensor cores have the products of one warpgroup while the other computes weights. The warpgroups take turns in
+// issuing products (kTurn), and the product of the last weights with V runs beside the softmax of the next logits.
 //
-// Weights are rounded to V's type; sums of weights are not.
+// Weights are rounded to V's type. Sums of weights are not rounded.
 //
 // Calls with granules have kernels of their own (prefill_granules.cuh).
 //
-// Calls of up to 64 rows have blocks of 64 rows. Both warpgroups multiply the same rows then, each with every second tile of
-// keys, and tiles are three deep. The two states are merged with those of the other blocks (prefill_finish.cuh). Such calls
-// wait for memory, not for products, so each weight is the sum of two numbers of V's type, as in decode.
+// Calls of up to 64 rows have blocks of 64 rows. Both warpgroups then multiply the same rows, each with every second tile
+// of keys, and tiles are three deep. The two states are merged with those of the other blocks (prefill_finish.cuh). Such
+// calls wait for memory, not for products, so each weight is the sum of two numbers of V's type, as in decode.
 #pragma once
 
 #include "cuda/kernels/beside_append.cuh"
@@ -29,13 +29,13 @@
 
 namespace tandem::cuda {
 
-// Tiles of keys and a state. kKParts: summands of K's numbers, a tile each. kRows: 128, or 64 that both warpgroups multiply,
-// each with tiles of its own.
+// Sizes of tiles of keys and of a state. kKParts: summands of K's numbers, each in a tile of its own. kRows: 128, or 64
+// rows that both warpgroups multiply, each with tiles of its own.
 template <int kDim_, int kTileKeys_, int kKParts_, int kStages_ = 2, int kRows_ = 128>
 struct GroupsShape {
   static constexpr int kDim = kDim_, kVDim = kDim_, kTileKeys = kTileKeys_, kKParts = kKParts_;
   static constexpr int kWarps = 8, kThreads = 384, kRows = kRows_;  // kWarps: of the warpgroups that multiply
-  static constexpr int kKeySplits = 128 / kRows;                    // parts of a block's keys, each of some warps
+  static constexpr int kKeySplits = 128 / kRows;                    // parts of a block's keys, each for some of the warps
   static constexpr int kPParts = kRows == 64 ? 2 : 1;               // summands of a weight
   static constexpr int kStages = kStages_, kBlocksOf64 = (kDim + 63) / 64;
   static constexpr int kQBytes = kRows * 128 * kBlocksOf64, kTileBytes = kTileKeys * 128 * kBlocksOf64;
@@ -45,15 +45,16 @@ struct GroupsShape {
   static constexpr int kStatesBytes = 4 * kKeySplits * kStateFloats;
   static constexpr int kSharedBytes = 1024 + (kUsedBytes > kStatesBytes ? kUsedBytes : kStatesBytes);
   static constexpr int kBlocks = 1;
-  static constexpr int kStatesAtOnce = 8;  // that a warp loads of a row when it merges
+  static constexpr int kStatesAtOnce = 8;  // states of a row that a warp loads at once for a merge
   static constexpr bool kSharesByLength = true, kHasGranules = false;
   static constexpr float kTilesOfMerge = kRows == 64 ? kTilesOfMerge64 : kTilesOfMerge128;  // keep_needed_clusters()
-  static constexpr bool kFencesTiles = false;  // the warps that multiply fence arrived tiles; else the warps that bring them
-  static constexpr int kSyncAll = 1, kTurn = 2, kOwn = 4;  // barriers; of the last two each warpgroup has one
+  static constexpr bool kFencesTiles = false;  // true: the warps that multiply fence arrived tiles; else the warps that
+                                               // bring them
+  static constexpr int kSyncAll = 1, kTurn = 2, kOwn = 4;  // barriers; each warpgroup has one kTurn and one kOwn
   __device__ static constexpr bool has_tiles(const PrefillCall&) { return false; }
   __device__ static void sync() { sync_threads(kSyncAll, 32 * kWarps); }
   __device__ static bool sync_any(bool x) { return any_of_threads(kSyncAll, 32 * kWarps, x); }
-  // k: of the first tile of K; V's are behind K's.
+  // k: address of the first tile of K. The tiles of V follow those of K.
   __device__ static uint32_t tile_at(uint32_t k, bool is_v, int stage) {
     return k + (is_v ? kStages * kKParts + stage : stage * kKParts) * kTileBytes;
   }
@@ -75,7 +76,7 @@ struct TileBarriers {
 };
 inline constexpr int kBarriersOfStage = 4;
 
-// Maps of the copy engine, of K as of V: boxes of a unit, and where there are granules, of one of these.
+// Maps of the copy engine, for K and V: boxes of a unit and, with granules, boxes of a granule.
 template <class Shape>
 struct TileMaps {
   CUtensorMap unit;
@@ -85,7 +86,7 @@ requires(Shape::kHasGranules) struct TileMaps<Shape> {
   CUtensorMap unit, granule;
 };
 
-// By one thread, before any other comes near them.
+// One thread calls this, before any thread uses the barriers.
 template <class Shape>
 __device__ inline void init_barriers(TileBarriers<Shape> barriers) {
   for (int i = 0; i < 2 * Shape::kStages; ++i) {
@@ -97,7 +98,7 @@ __device__ inline void init_barriers(TileBarriers<Shape> barriers) {
 
 // ---- keys --------------------------------------------------------------------------------------------------------------
 
-// Where the keys of a unit are, 64 or fewer: lane i knows it of the i-th unit from `base` on. At first none is known.
+// The places of units of 64 or fewer keys. Lane i knows the i-th unit from `base` on. No unit is known at first.
 struct UnitWalk {
   int base = -32;
   TilePlace place = {0, 0, 0};
@@ -108,7 +109,7 @@ __device__ inline TilePlace find_unit(const PrefillCall& call, const PrefillItem
   if (unit - walk.base >= 32) {
     walk.base = unit;
     const int own = unit + static_cast<int>(threadIdx.x % 32);
-    const TilePlace none = {0, 0, item.hi};  // of these nothing is read
+    const TilePlace none = {0, 0, item.hi};  // nothing is read there
     walk.place = kKeys * own < item.end_place ? place_of<Shape, kKeys>(call, item, own) : none;
   }
   const int lane = unit - walk.base;
@@ -116,9 +117,9 @@ __device__ inline TilePlace find_unit(const PrefillCall& call, const PrefillItem
           Shape::has_tiles(call) ? __shfl_sync(~0u, walk.place.key, lane) : kKeys * unit};
 }
 
-// 64 rows of K or V, some of which no query sees, to `to` in a tile. Rows that no query sees may hold NaN: zeros take their
-// place. All rows have arrived when this returns. A thread copies the same piece of every 16th row in each block of 64 dims,
-// so that its addresses are constants apart.
+// Brings 64 rows of K or V, of which no query sees some, to `to` in a tile. Rows that no query sees may hold NaN and become
+// zeros. All rows have arrived when this returns. A thread copies the same piece of every 16th row in each block of 64
+// dims, so that its addresses are constants apart.
 template <class Shape>
 __device__ inline void bring_part_of_unit(const PrefillItem& item, const TilePlace& place, const std::byte* rows,
                                           uint32_t to) {
@@ -150,7 +151,7 @@ struct TileBringer {
   UnitWalk walks[2] = {};
   GranuleWalk granule_walks[2] = {};
 
-  // K is a tile ahead of V, as it is on the other side: its stages are free sooner.
+  // Brings K a tile ahead of V, as the other side reads them: the stages of K are free sooner.
   __device__ void bring_all() {
     const int n_tiles = item.end_tile - item.first_tile;
     for (int n = 0; n <= n_tiles; ++n) {
@@ -162,12 +163,12 @@ struct TileBringer {
     wait_for_copies<0>();
   }
 
-  // The item's n-th tile, and an arrival of each of the 128 threads at its barrier.
+  // Brings the item's n-th tile. Each of the 128 threads arrives at its barrier.
   __device__ void bring(bool is_v, int n) {
     const int stage = n % Shape::kStages, plane = is_v ? kPlaneV : kPlaneK;
     const uint32_t full = barriers.full(is_v, stage), to = Shape::tile_at(k, is_v, stage);
     wait_barrier(barriers.free(is_v, stage), n / Shape::kStages % 2 ^ 1);
-    const int tile = item.first_tile + n - item.list_tiles;  // of the range
+    const int tile = item.first_tile + n - item.list_tiles;  // tile of the range
     if constexpr (Shape::kHasGranules)
       if (tile < 0) return bring_granules(is_v, item.first_tile + n, to, full);
 #pragma unroll
@@ -184,7 +185,7 @@ struct TileBringer {
     arrive(full);
   }
 
-  // Of the list: a tile's granules by each warp that has some of them.
+  // Brings a tile of the list. Each warp brings its own granules.
   __device__ void bring_granules(bool is_v, int tile, uint32_t to, uint32_t full) {
     using Tile = GranuleTile<Shape>;
     const int plane = is_v ? kPlaneV : kPlaneK;
@@ -219,8 +220,8 @@ struct TileBringer {
 
 // ---- queries -----------------------------------------------------------------------------------------------------------
 
-// The block's rows: [blocks of 64 dims][kRows]. A warp brings the rows that its warpgroup multiplies, or its part of those
-// that both do. Where a row lies, one lane of its warp finds out.
+// Brings the block's rows, as [blocks of 64 dims][kRows]. A warp brings the rows that its warpgroup multiplies or, where
+// both multiply the same rows, its part of them. One lane of the warp finds the place of each row.
 template <class Shape>
 __device__ inline void bring_queries(const PrefillCall& call, const Piece& piece, uint32_t q) {
   constexpr int kPieces = Shape::kDim / 8, kOfWarp = Shape::kRows / Shape::kWarps;
@@ -247,7 +248,7 @@ __device__ inline void bring_queries(const PrefillCall& call, const Piece& piece
 
 // ---- products and softmax ----------------------------------------------------------------------------------------------
 
-// A thread's part of its warpgroup's state: of rows g and g + 8 of its warp's 16.
+// A thread's part of its warpgroup's state: rows g and g + 8 of its warp's 16.
 template <class Shape>
 struct GroupSums {
   float o[Shape::kVDim / 2];
@@ -259,12 +260,12 @@ struct GroupSums {
     for (int i = 0; i < 2; ++i) m[i] = -INFINITY, l[i] = 0.0f;
   }
 };
-// The units that a tile of keys has in a list of tiles.
+// The units of a list of tiles that a tile of keys has.
 template <class Shape>
 struct TileUnits {
   static constexpr int kKeys = Shape::kTileKeys < kTileTokens ? Shape::kTileKeys : kTileTokens;
   static constexpr int kUnits = Shape::kTileKeys / kKeys;
-  using Named = NamedUnit[kUnits][2];  // for a thread's rows
+  using Named = NamedUnit[kUnits][2];  // for a thread's two rows
 };
 
 template <class Shape>
@@ -279,10 +280,10 @@ __device__ inline void find_tile(const PrefillCall& call, const PrefillItem& ite
 
 template <class Shape>
 struct GroupState : GroupSums<Shape> {
-  uint32_t p[Shape::kPParts][Shape::kTileKeys / 16][4];  // weights of the tile before, as sums of so many numbers
+  uint32_t p[Shape::kPParts][Shape::kTileKeys / 16][4];  // weights of the tile before, as kPParts summands
 };
 
-// Of K's summands the last first: it is the smallest.
+// Multiplies the last summand of K first, as it is the smallest.
 template <class Shape>
 __device__ inline void multiply_queries(uint32_t q, uint32_t k, float (&s)[Shape::kTileKeys / 2]) {
 #pragma unroll
@@ -307,13 +308,13 @@ __device__ inline void multiply_weights(uint32_t v, GroupState<Shape>& state) {
   commit_products();
 }
 
-// Products into weights; scale: what takes them to logits, of each row; faded: what o and l are to be multiplied by.
+// Turns products into weights. scale: factors from products to logits, of each row. faded: factors that o and l need then.
 template <class Shape>
 __device__ inline void weigh(const float (&scale)[2], float (&s)[Shape::kTileKeys / 2], GroupSums<Shape>& state,
                              float (&faded)[2]) {
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    float most[2] = {-INFINITY, -INFINITY}, sum[2] = {};  // two chains: a scheduler has one warp of the warpgroup
+    float most[2] = {-INFINITY, -INFINITY}, sum[2] = {};  // two chains, as a scheduler has one warp of the warpgroup
 #pragma unroll
     for (int n = 0; n < Shape::kTileKeys / 8; ++n)
 #pragma unroll
@@ -321,7 +322,7 @@ __device__ inline void weigh(const float (&scale)[2], float (&s)[Shape::kTileKey
     float largest = fmaxf(most[0], most[1]);
     for (int mask = 1; mask < 4; mask *= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, mask));
     const float before = state.m[i], now = fmaxf(before, largest * scale[i]);
-    const float from = now == -INFINITY ? 0.0f : now - Shape::Number::kShift;  // nothing is seen yet
+    const float from = now == -INFINITY ? 0.0f : now - Shape::Number::kShift;  // no key is seen yet
     faded[i] = now == before ? 1.0f : exp2_fast(before - now);
 #pragma unroll
     for (int n = 0; n < Shape::kTileKeys / 8; ++n)
@@ -336,8 +337,8 @@ __device__ inline void weigh(const float (&scale)[2], float (&s)[Shape::kTileKey
   }
 }
 
-// What a thread's rows do not see of a tile, by its list. A unit that a row sees as a whole or not at all, as most are,
-// takes no comparison of keys.
+// Masks the keys of a tile that a thread's rows do not see, by the list of tiles. Most units are seen as a whole or not at
+// all, and take no comparison of keys.
 template <class Shape>
 __device__ inline void mask_named(const RowKeys (&keys)[2], const int (&classes)[2],
                                   const typename TileUnits<Shape>::Named& named, float (&s)[Shape::kTileKeys / 2]) {
@@ -400,18 +401,19 @@ __device__ inline void fade(const float (&faded)[2], GroupSums<Shape>& state) {
   for (int i = 0; i < Shape::kVDim / 2; ++i) state.o[i] *= faded[i / 2 % 2];
 }
 
-// The first of the 16 rows that the warp multiplies.
+// Returns the first of the 16 rows that the warp multiplies.
 template <class Shape>
 __device__ inline int first_row_of_warp() {
   return static_cast<int>(threadIdx.x) / 32 * 16 % Shape::kRows;
 }
 
-// A warpgroup's way through the tiles: all of them, or every second. scale: as above.
+// A warpgroup's loop over the tiles: all of them, or every second one. scale: factors from products to logits.
 template <class Shape>
 __device__ inline void attend_tiles(const PrefillCall& call, const PrefillItem& item, uint32_t q,
                                     TileBarriers<Shape> barriers, const float (&scale)[2], GroupState<Shape>& state) {
   constexpr int kStep = Shape::kKeySplits;
-  // The shuffle tells the compiler that all lanes have the same number. Without it products in branches wait for each other.
+  // The shuffle tells the compiler that all lanes have the same value. Without it, products in branches wait for each
+  // other.
   const int group = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128, 0), lane = static_cast<int>(threadIdx.x) % 32;
   const int row = first_row_of_warp<Shape>() + lane / 4, first = kStep == 1 ? 0 : group;
   const RowKeys keys[2] = {keys_of_row(call, item, row), keys_of_row(call, item, row + 8)};
@@ -462,7 +464,7 @@ __device__ inline void attend_tiles(const PrefillCall& call, const PrefillItem& 
     keep_weights<Shape>(s, state);
     fade<Shape>(faded, state);
   }
-  // A turn is left over, of the warpgroup that would be next.
+  // One turn is left over, for the warpgroup that would be next.
   if (group == (kStep == 1 ? 0 : n_tiles % 2)) sync_threads(Shape::kTurn + group, 256);
   if (first >= n_tiles) return;
   const int last = kStep == 1 || (n_tiles - 1) % 2 == group ? n_tiles - 1 : n_tiles - 2;
@@ -473,8 +475,8 @@ __device__ inline void attend_tiles(const PrefillCall& call, const PrefillItem& 
   pin(state.o);
 }
 
-// Whether the keys leave the cache of the second level first: those that one block reads, of sequences short enough to leave
-// something there. Longer ones are read 6 % more slowly with that hint.
+// True if the keys leave the L2 cache first: keys that one block reads, of sequences so short that this leaves something in
+// the cache. With that hint longer sequences are read 6 % more slowly.
 template <class Shape>
 __device__ inline bool are_streamed(const PrefillCall& call, const PrefillItem& item) {
   constexpr int64_t kMostBytes = int64_t{128} << 20;
@@ -484,7 +486,8 @@ __device__ inline bool are_streamed(const PrefillCall& call, const PrefillItem& 
 
 // ---- the kernel --------------------------------------------------------------------------------------------------------
 
-// to: where the warpgroup's state goes; with kKeySplits = 1 the block's, of which the warpgroup has half of the rows.
+// Stores a warpgroup's state to `to`. With kKeySplits = 1 that is the block's state, of which the warpgroup has half of the
+// rows.
 template <class Shape>
 __device__ inline void store_group(const GroupSums<Shape>& state, float* to) {
   const int lane = threadIdx.x % 32;
@@ -501,7 +504,7 @@ __device__ inline void store_group(const GroupSums<Shape>& state, float* to) {
   }
 }
 
-// A warpgroup's state into the output, or into what other blocks of the item merge.
+// Turns a warpgroup's state into output, or into a state that other blocks of the item merge.
 template <class Shape>
 __device__ inline void finish_group(const PrefillCall& call, const PrefillItem& item, const GroupSums<Shape>& state,
                                     std::byte* shared) {
@@ -547,7 +550,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     attend_tiles<Shape>(call, item, q, barriers, {logit_scale(call), logit_scale(call)}, state);
     if (Shape::kHasGranules && item.piece.n_granules < 0) state.l[0] = state.l[1] = NAN;  // the list is wrong
     finish_group<Shape>(call, item, state, aligned);
-    wait_for_append(call);  // not the other warps: those that have ended do not hold up the barriers of a cluster
+    wait_for_append(call);  // not the other warps: warps that have ended do not hold up the barriers of a cluster
   }
 #endif
 }

@@ -2,22 +2,24 @@
 // How the blocks of a prefill kernel share its work, and which keys the rows of a block see.
 //
 // An item is a tile of query rows of one (sequence, KV head): kRows of its q_len * group_size rows, in the order of tokens.
-// The grid has room for the items of the longest sequence that the call was declared for; what is there follows from
-// lengths in device memory. A sequence's last tile, which sees most keys, comes first, and neighbours in the grid have a KV
-// head in common: they read the same keys at about the same time, from the cache of the second level.
+// The grid has room for the items of the longest sequence that the call declares. Lengths in device memory say which items
+// exist. A sequence's last tile sees most keys and comes first. Neighbours in the grid share a KV head: they read the same
+// keys at about the same time, from the L2 cache.
 //
 // With granules (DeviceLists) an item's keys are those of its list: tiles of granules, then tiles of its range.
 //
-// With tiles (DeviceTileLists) an item's keys are those of its list, one tile after another, and the token of a key is what
-// its tile says. Which rows see a tile is known by their class.
+// With tiles (DeviceTileLists) an item's keys are those of its list, one tile after another. The tile says which tokens its
+// keys are. The class of a row says whether the row sees a tile.
 //
-// Where items are fewer than the blocks that run at once, an item's keys are split evenly among n_splits blocks. Each leaves
-// a state, and the block that comes last merges them, in the order of the keys.
-// Kernels for 9.0 share out sequences of unlike lengths by length. All keys are divided into n_shares equal shares, and an
-// item gets a cluster of blocks for each share that its keys fill, one at least. The items with one cluster come first in
+// Where items are fewer than the blocks that run at once, an item's keys are split evenly among n_splits blocks. Each
+// leaves a state, and the block that comes last merges them, in the order of the keys.
+//
+// Kernels for 9.0 share out sequences of different lengths by length. All keys are divided into n_shares equal shares, and
+// an item gets a cluster of blocks for each share that its keys fill, one at least. The items with one cluster come first in
 // the grid. Most of them are short, and their multiprocessors are soon free for the others, as a grid may have more blocks
 // than run at once.
-// However an item got its clusters, it uses only the first of them where it has few keys (keep_needed_clusters()).
+//
+// With either split, an item with few keys uses only the first of its clusters (keep_needed_clusters()).
 #pragma once
 
 #include "cuda/kernels/cluster.cuh"
@@ -26,7 +28,8 @@
 
 namespace tandem::cuda {
 
-// The kernel of a shape for calls with tiles. Shape::has_tiles(): whether a call has tiles, which most shapes leave to this.
+// The kernel of a shape for calls with tiles. Shape::has_tiles() returns whether a call has tiles. Most shapes have tiles
+// only in this form.
 template <class Shape>
 struct WithTiles : Shape {
   __device__ static constexpr bool has_tiles(const PrefillCall&) { return true; }
@@ -40,21 +43,22 @@ struct WithGranules : Shape {
 
 struct PrefillItem {
   Piece piece;
-  int64_t first_key = 0;             // of tile 0: a multiple of the tile; 0 with a list of tiles
-  int lo = 0, hi = 0;                // what any of the rows sees, from first_key on
-  int common_lo = 0, common_hi = 0;  // what all of them see
-  int first_tile = 0, end_tile = 0;  // of keys
-  int end_place = 0;                 // behind the last key, as the item counts them: hi, or what its list of tiles has
-  int list_tiles = 0;                // the first tiles of keys, which are granules; first_key is that of the next one
-  int n_parts = 0;                   // blocks that share its keys
-  int part = 0;                      // of these, this one
-  int slot = 0;                      // of the workspace, where the item's first cluster leaves its state
+  int64_t first_key = 0;             // first key of tile 0: a multiple of the tile; 0 with a list of tiles
+  int lo = 0, hi = 0;                // the keys that any of the rows sees, from first_key on
+  int common_lo = 0, common_hi = 0;  // the keys that all rows see
+  int first_tile = 0, end_tile = 0;  // tiles of keys
+  int end_place = 0;                 // behind the item's last key, from first_key on: hi, or the end of the list of tiles
+  int list_tiles = 0;                // the first tiles of keys, which are granules; first_key is that of the next tile
+  int n_parts = 0;                   // blocks that share the item's keys
+  int part = 0;                      // index of this block among them
+  int slot = 0;                      // of the workspace, for the state of the item's first cluster
   const KeyTile* list = nullptr;
-  // Tokens that any of the rows sees and that all of them see, as far as causality and the sliding window go. Of granules.
+  // For granules: the tokens that causality and the sliding window let any row see (seen_...), and let all rows see
+  // (common_...).
   int seen_begin = 0, seen_end = 0, common_begin = 0, common_end = 0;
 };
 
-// first_hi, last_hi: behind the own tokens of the item's first and last query.
+// Sets the item's granules. first_hi, last_hi: behind the own tokens of the item's first and last query.
 template <class Shape>
 __device__ inline void take_granules(const PrefillCall& call, const DeviceKeys& keys, int64_t first_hi, int64_t last_hi,
                                      PrefillItem& item) {
@@ -76,12 +80,12 @@ __device__ inline const DeviceTiles& tiles_of(const PrefillCall& call, int seque
                      piece.first_row / kTileRows];
 }
 
-// Which item a block has a part of, as items are counted: [n_sequences][n_kv_heads][max_tiles]. -1: of none.
+// A block's part of an item. Items are counted as [n_sequences][n_kv_heads][max_tiles]; -1: the block has no item.
 struct ItemPart {
   int item, n_parts, part, slot;
 };
 
-// What an item of a sequence has to read, and how many such items there are.
+// The size and the number of a sequence's items.
 struct SequenceShare {
   int key_tiles = 0, row_tiles = 0, n_items = 0;
 
@@ -97,21 +101,21 @@ struct SequenceShare {
     share.n_items = share.row_tiles * call.n_kv_heads;
     return share;
   }
-  // Clusters of an item. Shares are rounded up from a quarter on. Those of blocks without clusters are rounded down, as the
-  // workspace has room for n_shares states then; 0.001 is for the error of the division.
+  // Returns the clusters of an item. Shares are rounded up from a quarter on. Shares of blocks without clusters are rounded
+  // down, as the workspace has room for n_shares states then. 0.001 is for the error of the division.
   __device__ int of_item(float shares_of_tile, int n_blocks) const {
     const float share = static_cast<float>(key_tiles) * shares_of_tile + (n_blocks > 1 ? 0.75f : 0.001f);
     return max(1, min(static_cast<int>(share), (key_tiles + n_blocks - 1) / n_blocks));
   }
 };
 
-// Lanes look at 32 sequences at a time, in three passes over them: how many tiles there are, how many items have one
-// cluster, and which item is this cluster's.
+// Returns the item part of this block. Lanes look at 32 sequences at a time, in three passes. The first pass counts tiles,
+// the second counts items with one cluster, and the third finds this cluster's item.
 template <class Shape>
 __device__ inline ItemPart share_by_length(const PrefillCall& call) {
   const Cluster cluster = this_cluster();
   const int lane = static_cast<int>(threadIdx.x % 32), own = static_cast<int>(blockIdx.x) / cluster.n_blocks;
-  int n_tiles = 0, n_single = 0, before = 0;  // clusters of the sequences before
+  int n_tiles = 0, n_single = 0, before = 0;  // before: clusters of earlier sequences
   float shares_of_tile = 0.0f;
 #pragma unroll 1
   for (int pass = 0; pass < 3; ++pass) {
@@ -154,14 +158,14 @@ __device__ inline ItemPart part_of_block(const PrefillCall& call) {
   return {item, call.n_splits, block % call.n_splits, item * (call.n_splits / this_cluster().n_blocks)};
 }
 
-// How many tiles of keys a block of 128 rows, and of 64, attends in the time that an item's clusters take to merge through
-// memory. Measured on an H100 in bf16; the merge takes about 5 us there. Where these are too small, clusters merge although
-// one would end sooner alone; where they are too large, one works alone although several would end sooner.
+// The tiles of keys that a block of 128 rows, and of 64, attends in the time that an item's clusters take to merge through
+// memory. Measured on an H100 in bf16, where the merge takes about 5 us. If these are too small, clusters merge where one
+// would end sooner alone. If they are too large, one works alone where several would end sooner.
 inline constexpr float kTilesOfMerge128 = 4.0f, kTilesOfMerge64 = 2.6f;
 
-// Leaves an item of n_tiles to its first cluster where that costs each block of the cluster at most kTilesOfMerge tiles more
-// than sharing them with the item's other clusters: merging would take longer. Blocks of the others have no rows then, and
-// the first cluster finishes the item as if it were the only one. All blocks of an item use the same numbers, so they agree.
+// Leaves an item of n_tiles to its first cluster if merging would take longer: if each block of that cluster gets at most
+// kTilesOfMerge tiles more than with the item's other clusters. Blocks of the other clusters have no rows then, and the
+// first cluster finishes the item as if it were the only one. All blocks of an item use the same numbers, so they agree.
 template <class Shape>
 __device__ inline void keep_needed_clusters(PrefillItem& item, int n_tiles) {
   if constexpr (Shape::kTilesOfMerge > 0.0f) {
@@ -238,8 +242,8 @@ __device__ inline RowKeys keys_of_row(const PrefillCall& call, const PrefillItem
           static_cast<int>(min(hi, sequence.end) - item.first_key)};
 }
 
-// Where the keys of a unit are: bytes from the page called 0, the first slot there, and the first key, counted from the
-// item's first_key.
+// The place of a unit of keys. page: bytes from the page called 0. slot: the first slot in the page. key: the first key,
+// from the item's first_key on.
 struct TilePlace {
   int64_t page;
   int slot;
@@ -262,15 +266,15 @@ __device__ inline TilePlace place_of(const PrefillCall& call, const PrefillItem&
           static_cast<int>((unit - page_idx * page_units) * kKeys), tile * kKeys};
 }
 
-// Of an item with tiles.
+// Returns the class of a row, for items with tiles.
 __device__ inline int class_of_row(const PrefillCall& call, const PrefillItem& item, int r) {
   const int row = item.piece.first_row + r, first_of_list = item.piece.first_row / kTileRows * kTileRows;
   return call.tiles.classes_by == kByHead ? row % call.group_size : row / call.group_size - first_of_list / call.group_size;
 }
 
-// What the list says of a unit, to rows of one class. It is loaded long before it is used.
+// A list's entry of a unit, for rows of one class. The entry is loaded long before it is used.
 struct NamedUnit {
-  int token;  // the first
+  int token;  // the unit's first token
   uint32_t classes;
 
   __device__ bool has(int row_class) const { return (classes >> row_class % 32 & 1) != 0; }
@@ -284,12 +288,12 @@ __device__ inline NamedUnit find_named(const PrefillCall& call, const PrefillIte
   return {head.x + at % kTileTokens, static_cast<uint32_t>(head.y)};
 }
 
-// What takes a row's products to logits: in units of ln 2 where there is no soft cap, else in units of the cap.
+// Returns the factor from a row's products to logits: in units of ln 2 without a soft cap, else in units of the cap.
 __device__ inline float logit_scale(const PrefillCall& call) {
   return call.sm_scale * (call.soft_cap > 0.0f ? 1.0f / call.soft_cap : kLog2E);
 }
 
-// The row of states that are as long as the call is.
+// Returns the row of row r in states that have all rows of the call.
 __device__ inline int64_t state_row(const PrefillCall& call, const Piece& piece, int r) {
   return row_offset(call, piece, r, call.n_kv_heads * call.group_size, 1);
 }

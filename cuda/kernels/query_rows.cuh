@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Query rows, and the states that blocks leave of them: row r of a piece is head r % group_size of its token
-// r / group_size, so that all query heads of a KV head share its keys.
+// Query rows, and their states that blocks leave. Row r of a piece is head r % group_size of token r / group_size, so all
+// query heads of a KV head share its keys.
 #pragma once
 
 #include "cuda/kernels/decode_work.cuh"
@@ -18,7 +18,7 @@ __device__ inline void store_number(void* data, int32_t dtype, int64_t at, float
     static_cast<float*>(data)[at] = x;
 }
 
-// Four of them, at any address that their type allows.
+// Stores four numbers at any address that the type allows.
 __device__ inline void store_numbers(void* data, int32_t dtype, int64_t at, const float (&x)[4]) {
   const bool is_f32 = dtype == TANDEM_F32;
   std::byte* const to = static_cast<std::byte*>(data) + at * (is_f32 ? 4 : 2);
@@ -34,14 +34,14 @@ __device__ inline void store_numbers(void* data, int32_t dtype, int64_t at, cons
   }
 }
 
-// Of row r of a piece: where its query head of its token starts.
+// Returns where row r of a piece starts: its query head of its token.
 __device__ inline int64_t row_offset(const DecodeCall& call, const Piece& piece, int r, int64_t token_stride,
                                      int64_t head_stride) {
   const int row = piece.first_row + r, token = row / call.group_size, head = row % call.group_size;
   return (piece.sequence.first_row + token) * token_stride + (piece.head * call.group_size + head) * head_stride;
 }
 
-// The power of two that moves a row, of which this is the largest magnitude, into an f16's upper range.
+// Returns the exponent of two that scales a row with this largest magnitude into the upper range of f16.
 __device__ inline int to_range(float largest) {
   const int exponent = static_cast<int>(__float_as_uint(largest) >> 23) - 127;
   return exponent == 128 ? 0 : min(13 - exponent, 100);
@@ -49,7 +49,7 @@ __device__ inline int to_range(float largest) {
 
 __device__ inline float power_of_two(int exponent) { return __uint_as_float(static_cast<uint32_t>(exponent + 127) << 23); }
 
-// Of a state in memory that other blocks write, or in shared memory.
+// Loads a number of a state from shared memory or, with kGlobal, from memory that other blocks write.
 template <bool kGlobal, class T>
 __device__ inline T load_state(const T* at) {
   if constexpr (kGlobal)
@@ -63,8 +63,8 @@ __device__ inline void add(float4& to, float weight, const float4& x) {
   to.x += weight * x.x, to.y += weight * x.y, to.z += weight * x.z, to.w += weight * x.w;
 }
 
-// n_states states, the i-th at state(i), into one: a warp per row, whose lanes first have a state's weight each and then an
-// element of o each. out(r, dim, o, m, l) for every row, of which a lane has dims lane, lane + 32, ...
+// Merges n_states states, the i-th at state(i), a warp per row. A lane first has the weight of one state, then an element
+// of o of each state. Calls out(r, dim, o, m, l) for every row. A lane has dims lane, lane + 32, ...
 template <class Shape, bool kGlobal, class StateAt, class Out>
 __device__ void merge_states(int n_states, int n_rows, StateAt state, Out out) {
   constexpr int kOfLane = (Shape::kVDim + 31) / 32, kRest = Shape::kRows * Shape::kStateStride;
@@ -99,13 +99,13 @@ __device__ void merge_states(int n_states, int n_rows, StateAt state, Out out) {
   }
 }
 
-// How a row ends: what normalises it, with the learned sink where there is one, and its lse. The factor is 0 where the row
-// saw nothing.
+// The end of a row: the factor that normalises it, learned sink included, and its lse. The factor is 0 where the row saw no
+// key.
 struct RowEnd {
   float factor = 0.0f, lse = -INFINITY;
 };
 
-// Where the rows of a piece go. Chosen number by number: what a kernel is called with is read through a pointer more slowly.
+// Returns where the rows of a piece go. Chosen field by field, as reading a kernel's argument through a pointer is slower.
 __device__ inline DeviceOutput output_of(const DecodeCall& call, const Piece& piece) {
   const bool is_finished = call.finished.o.data != nullptr && piece.sequence.has_host_part == 0;
   const DeviceOutput &a = call.finished, &b = call.out;
@@ -121,7 +121,7 @@ __device__ inline DeviceOutput output_of(const DecodeCall& call, const Piece& pi
   return to;
 }
 
-// m, l: of the row's state; weights were multiplied by 2^shift.
+// Ends a row. m, l: of the row's state. Weights were multiplied by 2^shift.
 __device__ inline RowEnd end_row(const float* sinks, int q_head, float m, float l, int shift) {
   RowEnd end;
   const bool is_empty = m == -INFINITY && l == 0.0f;
@@ -137,13 +137,13 @@ __device__ inline int q_head_of(const DecodeCall& call, const Piece& piece, int 
   return piece.head * call.group_size + (piece.first_row + r) % call.group_size;
 }
 
-// Row r of a piece.
+// Ends row r of a piece.
 __device__ inline RowEnd end_row(const DecodeCall& call, const Piece& piece, int r, float m, float l, int shift) {
   if (piece.n_granules < 0) return {NAN, NAN};
   return end_row(output_of(call, piece).sinks, q_head_of(call, piece, r), m, l, shift);
 }
 
-// Writes finished rows, a warp each.
+// Writes finished rows, one warp each.
 struct RowWriter {
   const DecodeCall* call;
   const Piece* piece;

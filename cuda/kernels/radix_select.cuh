@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: MIT
 // A block finds the largest of many scores.
 //
-// Scores become unsigned numbers that order as they do. Counts of their digits, from the highest on, say which number is the
-// last that is kept, and how many of those that are equal to it. Candidates are then taken in their order, so that of equal
-// ones the lower are kept, and the kept ones ascend.
+// Scores become unsigned numbers in the same order. Counts of their digits, from the highest on, give the last number that
+// is kept, and how many of those that equal it are kept. Candidates are then taken in their order. So of equal candidates
+// the lower ones are kept, and the kept ones ascend.
 //
-// A struct says where the numbers come from: first(i) makes the i-th number, and again(i) gives it once more to the same
-// block.
+// A struct provides the numbers: first(i) makes the i-th number, and again(i) returns it once more to the same block.
 #pragma once
 
 #include "cuda/kernels/exchange_wait.cuh"
@@ -23,14 +22,14 @@ struct SelectRoom {
   int digit, n_wanted;
 };
 
-// Orders as the float does, NaN above all others; -0 is +0.
+// Orders as the float does, with NaN above all others. -0 equals +0.
 __device__ inline uint32_t ordered(float score) {
   if (is_nan(score)) return UINT32_MAX;
   const uint32_t bits = bits_of(score + 0.0f);
   return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
 }
 
-// The sum of x over the threads before this one, and over all in *total.
+// Returns the sum of x over the threads before this one, and the sum over all in *total.
 template <int kWarps>
 __device__ inline int sum_before(int x, int (&of_warps)[kWarps], int* total) {
   const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
@@ -55,7 +54,7 @@ __device__ inline int sum_before(int x, int (&of_warps)[kWarps], int* total) {
 
 // ---- the last that is kept -----------------------------------------------------------------------------------------------
 
-// Whole warps call this. Each thread whose `counts` is set counts one digit.
+// Counts a digit for each thread whose `counts` is set. Whole warps call this.
 template <int kWarps>
 __device__ inline void count_digit(bool counts, int digit, SelectRoom<kWarps>& room) {
   const unsigned active = __ballot_sync(~0u, counts);
@@ -64,7 +63,7 @@ __device__ inline void count_digit(bool counts, int digit, SelectRoom<kWarps>& r
   if (static_cast<int>(threadIdx.x % 32) == __ffs(static_cast<int>(peers)) - 1) atomicAdd(&room.bins[digit], __popc(peers));
 }
 
-// The digit of the n_wanted-th largest number, and how many are wanted of those that have it.
+// Finds the digit of the n_wanted-th largest number, and how many of the numbers with that digit are wanted.
 template <int kWarps>
 __device__ inline void find_digit(SelectRoom<kWarps>& room, int n_wanted) {
   constexpr int kBinsOfThread = kBins / (32 * kWarps);
@@ -84,27 +83,27 @@ __device__ inline void find_digit(SelectRoom<kWarps>& room, int n_wanted) {
 
 struct LastKept {
   uint32_t ordered = 0;
-  int n_equal = 0;  // that are kept
+  int n_equal = 0;  // how many of the numbers equal to it are kept
 };
 
-// A number has three digits; the last one has fewer bits.
+// A number has three digits. The last one has fewer bits.
 inline constexpr int kDigits = 3;
 struct Digit {
   int shift;
-  uint32_t mask;  // of the digit at bit 0
+  uint32_t mask;  // of the digit, shifted to bit 0
 
   __device__ explicit Digit(int pass)
       : shift(max(32 - kDigitBits * (pass + 1), 0)),
         mask(pass + 1 < kDigits ? kBins - 1 : (1u << (32 - (kDigits - 1) * kDigitBits)) - 1) {}
 };
 
-// What is known of the last number that is kept, after some digits.
+// The bits of the last kept number that are known after some digits.
 struct Known {
   LastKept last;
   uint32_t mask = 0;  // of these digits
 
-  // Counts the digits of those of n numbers that begin as the last one does. All of the block take part. kAtOnce: numbers
-  // that a thread asks for before it counts any.
+  // Counts a digit of those of n numbers that begin as the last one does. All threads of the block take part. kAtOnce:
+  // numbers that a thread loads before it counts any.
   template <int kAtOnce = 1, class Numbers, int kWarps>
   __device__ void count(const Numbers& numbers, int n, int pass, SelectRoom<kWarps>& room) const {
     constexpr int kThreads = 32 * kWarps;
@@ -138,7 +137,7 @@ struct Known {
   }
 };
 
-// The block keeps n_kept of n numbers, 1 <= n_kept <= n. The first digits are counted as the numbers are made.
+// Finds the last of n_kept kept numbers, of n, 1 <= n_kept <= n. The first digits are counted while the numbers are made.
 template <class Numbers, int kWarps>
 __device__ inline LastKept find_last(const Numbers& numbers, int n, int n_kept, SelectRoom<kWarps>& room) {
   Known known = {{0, n_kept}, 0};
@@ -150,11 +149,11 @@ __device__ inline LastKept find_last(const Numbers& numbers, int n, int n_kept, 
   return known.last;
 }
 
-// ---- what is kept --------------------------------------------------------------------------------------------------------
+// ---- kept candidates -----------------------------------------------------------------------------------------------------
 
-// Each warp has a part of the candidates, which begins at a multiple of 32, and counts what is kept of it before it takes
-// any. Whole warps call take(first, kept, at): bit l of `kept` says that candidate first + l is kept, and `at` kept
-// candidates stand before these.
+// Calls take() for all candidates. Each warp has a part of them, which begins at a multiple of 32, and counts its kept
+// candidates before it takes any. Whole warps call take(first, kept, at): bit l of `kept` says that candidate first + l is
+// kept, and `at` kept candidates come before these.
 template <int kAtOnce = 1, class Numbers, int kWarps, class Take>
 __device__ inline void take_kept(const Numbers& numbers, int n, LastKept last, SelectRoom<kWarps>& room, Take take) {
   constexpr int kThreads = 32 * kWarps;

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
-// What comes before and after the products of rebuild(): hidden states normalised, and sums to rows of pages.
+// The steps of rebuild() before and after its products: hidden states are normalised, and sums become rows of pages.
 //
 //   normalise   x [n_rows, dim], as stored  ->  norm(x), rounded to the weights' type; a block has a row
 //   store       y [n_rows, n_heads, dim] f32  ->  + bias, rotated, rounded to the storage type as append() does, into pages
 //
-// Products leave them little room beside them, and wait for them: what they take of the device counts, not how long each
-// takes alone.
+// Products run beside these kernels, leave them little room, and wait for them. So the share of the device that a kernel
+// takes counts, not its time alone.
 #pragma once
 
 #include "cuda/exchange_call.h"
@@ -19,9 +19,9 @@ inline constexpr int kNormWarps = 8, kStoreWarps = 8;
 struct NormCall {
   const void* x;
   void* to;
-  const float *weight, *bias;  // or null
+  const float *weight, *bias;  // null where the norm has none
   int32_t dim, x_type, to_type;
-  int64_t x_bytes, x_scales_at;  // of a row of x; where its scales are in it
+  int64_t x_bytes, x_scales_at;  // of a row of x; offset of its scales
   int32_t norm;
   float eps;
 };
@@ -31,13 +31,13 @@ struct StoreCall {
   const float* bias;  // [n_heads * dim] or null
   int64_t n_rows;
   int32_t n_heads, dim, type;
-  int32_t four_bytes;  // of four numbers' codes
+  int32_t four_bytes;  // bytes of four numbers' codes
   std::byte *codes, *scales;
-  int64_t head_stride[2], row_bytes[2];  // of codes, of scales
+  int64_t head_stride[2], row_bytes[2];  // of codes, and of scales
   int64_t page_bytes;
   int32_t page_len;
   Rotation rotation;
-  const int64_t* page_positions;  // where rows are rotated
+  const int64_t* page_positions;  // position of slot 0 of each page, where rows are rotated
 };
 struct StoreCalls {
   StoreCall of[2];  // K, V
@@ -46,7 +46,7 @@ struct StoreCalls {
 __device__ inline float sum_of_block(float x, float* room) {
 #pragma unroll
   for (int mask = 16; mask > 0; mask /= 2) x += __shfl_xor_sync(~0u, x, mask);
-  __syncthreads();  // what was there has been read
+  __syncthreads();  // all threads have read the room's last contents
   if (threadIdx.x % 32 == 0) room[threadIdx.x / 32] = x;
   __syncthreads();
   float sum = 0.0f;
@@ -73,7 +73,7 @@ __device__ inline void widen_eight(const uint4& bits, Eight& x) {
   }
 }
 
-// As round_four(); of a pair in which there is a NaN the device's own conversion keeps less.
+// Rounds as round_four(). The device's own conversion keeps less of a NaN, so pairs with a NaN take another way.
 template <bool kIsBf16>
 __device__ inline uint32_t round_pair(float x, float y) {
   if (x != x || y != y) return kIsBf16 ? to_bf16(x) | to_bf16(y) << 16 : to_f16(x) | to_f16(y) << 16;
@@ -90,7 +90,7 @@ __device__ inline uint4 round_eight(const Eight& x) {
                     round_pair<kIsBf16>(x[6], x[7]));
 }
 
-// At any address that f32 allows.
+// Loads eight numbers from any address that f32 allows.
 __device__ inline void load_vector(const float* from, int first, Eight& x) {
   float halves[2][kLaneNumbers];
 #pragma unroll
@@ -103,12 +103,12 @@ __device__ inline void load_vector(const float* from, int first, Eight& x) {
 
 // ---- normalise -------------------------------------------------------------------------------------------------------
 
-// What a thread keeps of its row as it is there, so that it reads it once: rows of up to 8,192 numbers.
+// Groups of eight numbers that a thread keeps of its row, unconverted, so that it reads rows of up to 8,192 numbers once.
 inline constexpr int kHeldEights = 4;
 
 __device__ inline int first_held(int j) { return (j * kNormWarps * 32 + static_cast<int>(threadIdx.x)) * kEight; }
 
-// A type of rows: eight numbers as they are there, which load() asks for and widen() makes numbers of.
+// A type of rows. load() reads eight numbers unconverted, and widen() converts them to f32.
 template <bool kIsBf16>
 struct Halves {
   using Held = uint4;
@@ -117,7 +117,7 @@ struct Halves {
   }
   __device__ static void widen(const Held& held, Eight& x) { widen_eight<kIsBf16>(held, x); }
 };
-// d c: one scale for 32 codes of 8 bits, or of 4 less 8.
+// d c: one scale for 32 codes of 8 bits, or of 4 bits less 8.
 template <bool kIsQ8>
 struct Scaled {
   struct Held {
@@ -155,7 +155,7 @@ struct FromMinimum {
   }
 };
 
-// A row of x, of which a thread holds the beginning.
+// A row of x. A thread holds the first groups of its part.
 template <class Type>
 struct HeldRow {
   const std::byte *row, *scales;
@@ -244,8 +244,7 @@ __global__ void __launch_bounds__(32 * kNormWarps) norm_kernel(const __grid_cons
 
 // ---- store -------------------------------------------------------------------------------------------------------------
 
-// Types of 16 bits, as they are most often: a thread has the same eight numbers of a head in some rows that follow each
-// other.
+// The most frequent case, types of 16 bits: a thread has the same eight numbers of a head in kHalvesRows consecutive rows.
 inline constexpr int kHalvesRows = 8, kHalvesAtOnce = 4;
 
 template <bool kIsBf16>
@@ -285,7 +284,7 @@ __global__ void __launch_bounds__(32 * kStoreWarps) store_halves_kernel(const __
   store_halves<false>(call);
 }
 
-// All others, and keys that are rotated: a warp has a head's row.
+// Stores all other rows, rotated keys included: a warp has a head's row.
 __global__ void __launch_bounds__(32 * kStoreWarps) store_kernel(const __grid_constant__ StoreCall call) {
   __shared__ float rooms[kStoreWarps][kFours * kWarpNumbers];
   begin_behind();

@@ -2,11 +2,11 @@
 // Rotation of new rows.
 //
 // By a Walsh-Hadamard matrix (lib/model/hadamard.h): the bits of a number's index are, from the highest, the lane's four (1
-// bit), the lane (5) and the place in the four (2). The host sums over the highest bit first, and so does this: sums are the
-// same to the last bit.
+// bit), the lane (5) and the place in the four (2). Host and kernel both sum over the highest bit first, so their sums are
+// the same to the last bit.
 //
-// Rotary embedding, by the tables that the host has (lib/model/rope.h): the angle of a position is a product of those
-// of its base-256 digits, in f32, as it is there.
+// Rotary embedding, by the host's tables (lib/model/rope.h). As on the host, the angle of a position is a product of the
+// angles of its base-256 digits, in f32.
 #pragma once
 
 #include "cuda/exchange_call.h"
@@ -18,7 +18,7 @@ __device__ inline int64_t position_of(const AppendCall& call, const DeviceSequen
   return call.append.positions != nullptr ? call.append.positions[token] : sequence.position + (token - sequence.first_row);
 }
 
-// cos and sin of a pair, times the model's factor.
+// Returns cos and sin of a pair, times the model's factor.
 __device__ inline float2 angle_of(const Rotation& rotation, int64_t position, int pair) {
   const int n = rotation.n_pairs;
   const float* row = rotation.cos_sin + (position & 255) * 2 * n + pair;
@@ -35,10 +35,10 @@ __device__ inline float2 angle_of(const Rotation& rotation, int64_t position, in
   return make_float2(c * rotation.attn_factor, s * rotation.attn_factor);
 }
 
-// A warp's row, in place. room: of kFours * kWarpNumbers floats, as numbers of a pair are in different lanes.
+// Rotates a warp's row in place. room: kFours * kWarpNumbers floats, as the two numbers of a pair are in different lanes.
 __device__ inline void rotate_row(const Rotation& rotation, int64_t position, float (&x)[kFours][kLaneNumbers],
                                   float* room) {
-  __syncwarp();  // what was there has been read
+  __syncwarp();  // all lanes have read the room's last contents
 #pragma unroll
   for (int j = 0; j < kFours; ++j)
     *reinterpret_cast<float4*>(room + first_of_four(j)) = make_float4(x[j][0], x[j][1], x[j][2], x[j][3]);
@@ -58,7 +58,8 @@ __device__ inline void rotate_row(const Rotation& rotation, int64_t position, fl
     }
 }
 
-// A warp's row of dim numbers, a power of two, in place; numbers behind them are 0. factor: 1 / sqrt(dim).
+// Transforms a warp's row of dim numbers in place. dim is a power of two, and numbers behind them are 0. factor: 1 /
+// sqrt(dim).
 __device__ inline void hadamard_row(int dim, float factor, float (&x)[kFours][kLaneNumbers]) {
   static_assert(kFours == 2 && kLaneNumbers == 4);
   const auto pair = [](float& a, float& b) {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
-// Rows of numbers to storage types, bit for bit as the host's backend rounds them (cpu/kernels/convert_inl.h says what the
-// types are): window and host hold the same.
+// Rounds rows of numbers to storage types, bit for bit as the host's backend does, so window and host hold the same rows.
+// cpu/kernels/convert_inl.h defines the types.
 //
-// A warp has a row. Number i of lane l's j-th four is 128 j + 4 l + i, so that whatever a number takes, 16 bytes or half of
-// one, neighbouring lanes write neighbouring bytes. A group of 32 numbers is eight lanes.
+// A warp has a row. Number i of lane l's j-th four is 128 j + 4 l + i. So neighbouring lanes write neighbouring bytes,
+// whether a number takes 4 bytes or half a byte. A group of 32 numbers is eight lanes.
 //
 // Sums and products are spelled as intrinsics where the compiler would fuse them.
 #pragma once
@@ -18,10 +18,10 @@
 
 namespace tandem::cuda {
 
-inline constexpr int kFours = 2;  // of a lane: rows of up to 256 numbers
+inline constexpr int kFours = 2;  // fours of a lane: rows of up to 256 numbers
 inline constexpr int kLaneNumbers = 4, kWarpNumbers = 32 * kLaneNumbers;
 
-// Where a lane's j-th four numbers are in a row.
+// Returns the place of a lane's j-th four numbers in a row.
 __device__ inline int first_of_four(int j) { return kWarpNumbers * j + static_cast<int>(threadIdx.x % 32) * kLaneNumbers; }
 
 // ---- one number --------------------------------------------------------------------------------------------------------
@@ -29,7 +29,7 @@ __device__ inline int first_of_four(int j) { return kWarpNumbers * j + static_ca
 __device__ inline uint32_t bits_of(float x) { return __float_as_uint(x); }
 __device__ inline bool is_nan(float x) { return (bits_of(x) & 0x7fffffffu) > 0x7f800000u; }
 
-// NaN keeps sign and payload, which the device's own conversions do not.
+// NaN keeps sign and payload. The device's own conversions do not keep them.
 __device__ inline uint32_t to_f16(float x) {
   if (is_nan(x)) return (bits_of(x) >> 16 & 0x8000u) | 0x7e00u | (bits_of(x) >> 13 & 0x3ffu);
   return __half_as_ushort(__float2half_rn(x));
@@ -38,7 +38,7 @@ __device__ inline uint32_t to_bf16(float x) {
   if (is_nan(x)) return bits_of(x) >> 16 | 0x40u;
   return (bits_of(x) + (bits_of(x) >> 16 & 1u) + 0x7fffu) >> 16;
 }
-// Not the device's: that has the largest number for what is too large, here it is NaN.
+// Too large numbers become NaN. The device's own conversion makes them the largest number.
 __device__ inline uint32_t to_e4m3(float x) {
   const uint32_t sign = bits_of(x) >> 24 & 0x80u, size = bits_of(x) & 0x7fffffffu;
   if (size > 0x43e80000u) return sign | 0x7fu;  // above 464, or NaN
@@ -52,7 +52,7 @@ __device__ inline float from_f16(uint32_t bits) {
   return __half2float(__ushort_as_half(static_cast<uint16_t>(bits)));
 }
 
-// A pair of 16-bit numbers as rounding would leave it: NaN is quiet.
+// Returns a pair of 16-bit numbers as rounding leaves it: NaN becomes quiet.
 __device__ inline uint32_t quiet_pair(int32_t type, uint32_t pair) {
   const uint32_t largest = type == TANDEM_BF16 ? 0x7f80u : 0x7c00u, quiet = type == TANDEM_BF16 ? 0x40u : 0x200u;
   if ((pair & 0x7fffu) > largest) pair |= quiet;
@@ -60,7 +60,7 @@ __device__ inline uint32_t quiet_pair(int32_t type, uint32_t pair) {
   return pair;
 }
 
-// Of a tensor of this type, which is stored as it is.
+// Returns numbers of a tensor of this type as they are stored, in the same type.
 __device__ inline uint4 quiet_numbers(int32_t type, const uint4& x) {
   if (type == TANDEM_F32) return x;
   return make_uint4(quiet_pair(type, x.x), quiet_pair(type, x.y), quiet_pair(type, x.z), quiet_pair(type, x.w));
@@ -70,7 +70,7 @@ __device__ inline uint4 quiet_numbers(int32_t type, const uint4& x) {
 
 __device__ inline int number_bytes(int32_t tensor_type) { return tensor_type == TANDEM_F32 ? 4 : 2; }
 
-// Of a tensor, as they are there, at any address that its type allows. Nothing waits for them here.
+// Loads four numbers of a tensor unconverted, from any address that the type allows. Does not wait for the load.
 __device__ inline uint4 load_four(const void* data, int32_t dtype, int64_t at) {
   const int bytes = number_bytes(dtype);
   const std::byte* const from = static_cast<const std::byte*>(data) + at * bytes;
@@ -98,14 +98,15 @@ __device__ inline void widen_four(int32_t dtype, const uint4& four, float (&x)[k
   }
 }
 
-// In a storage type: as many bytes as they take, of which 4 bits a number are the fewest; and their group's f16 scale.
+// Four numbers in a storage type. The codes take their first bytes, at 4 bits a number or more. scale: the f16 scale of
+// their group.
 struct StoredFour {
   uint4 codes;
   uint32_t scale;
 };
 
-// The magnitude that is largest in the lane's group, as bits, which order NaN above infinity above numbers; and of the first
-// number that has it, the number.
+// The largest magnitude of the lane's group, as bits, in the order NaN, infinity, numbers from above. number: the first
+// number with that magnitude.
 struct Largest {
   uint32_t magnitude;
   float number;
@@ -125,7 +126,7 @@ __device__ inline Largest largest_of_group(const float (&x)[kLaneNumbers]) {
   return largest;
 }
 
-// q8_0 and q4_0. A group that is not finite, or whose scale is none in f16, has NaN for it and zeros for codes.
+// q8_0 and q4_0. If the group is not finite, or its scale does not fit f16, the scale is NaN and the codes are 0.
 template <bool kIsQ8>
 __device__ inline StoredFour quantise(const float (&x)[kLaneNumbers]) {
   const Largest largest = largest_of_group(x);
@@ -148,8 +149,8 @@ __device__ inline StoredFour quantise(const float (&x)[kLaneNumbers]) {
   return {make_uint4(codes, 0, 0, 0), to_f16(scale)};
 }
 
-// q4_64: a group is 16 lanes, all within the row; the scale, and above it the minimum. Of zeros with either sign the first
-// counts.
+// q4_64. A group is 16 lanes, all within the row. StoredFour::scale has the scale and, above it, the minimum. If both zeros
+// occur, the sign of the first counts.
 __device__ inline StoredFour quantise_to_minimum(const float (&x)[kLaneNumbers]) {
   float least = x[0], most = x[0];
   bool is_finite = true;
@@ -181,7 +182,7 @@ __device__ inline StoredFour quantise_to_minimum(const float (&x)[kLaneNumbers])
   return {make_uint4(codes, 0, 0, 0), d | m << 16};
 }
 
-// Of whole warps; numbers behind a row's last are 0.
+// Rounds four numbers of each lane. Whole warps call it. Numbers behind the row's end must be 0.
 __device__ inline StoredFour round_four(int32_t type, const float (&x)[kLaneNumbers]) {
   switch (type) {
     case TANDEM_F32:
@@ -199,13 +200,13 @@ __device__ inline StoredFour round_four(int32_t type, const float (&x)[kLaneNumb
   }
 }
 
-// Rounded numbers as they are used.
+// Converts rounded numbers to f32.
 __device__ inline void widen_stored(int32_t type, const StoredFour& stored, float (&x)[kLaneNumbers]) {
   const float scale = from_f16(stored.scale);
 #pragma unroll
   for (int i = 0; i < kLaneNumbers; ++i) {
     const uint32_t byte = stored.codes.x >> 8 * i & 0xffu, size = byte & 0x7fu;
-    if (type == TANDEM_E4M3)  // an f32's exponent is biased by 120 more
+    if (type == TANDEM_E4M3)  // the exponent of an f32 has a bias of 120 more
       x[i] = __uint_as_float((byte & 0x80u) << 24 |
                              (size == 0x7fu ? 0x7fc00000u : bits_of(__fmul_rn(__uint_as_float(size << 20), 0x1p120f))));
     else if (type == TANDEM_Q8_0)
@@ -216,7 +217,7 @@ __device__ inline void widen_stored(int32_t type, const StoredFour& stored, floa
   if (type == TANDEM_F32 || type == TANDEM_F16 || type == TANDEM_BF16) widen_four(type, stored.codes, x);
 }
 
-// bytes: 16, 8, 4 or 2, to an address that is a multiple of them.
+// Stores `bytes` bytes: 16, 8, 4 or 2. The address is a multiple of them.
 __device__ inline void store_codes(std::byte* to, const uint4& codes, int bytes) {
   if (bytes == 16)
     *reinterpret_cast<uint4*>(to) = codes;
@@ -228,7 +229,7 @@ __device__ inline void store_codes(std::byte* to, const uint4& codes, int bytes)
     *reinterpret_cast<uint16_t*>(to) = static_cast<uint16_t>(codes.x);
 }
 
-// To a tensor, at any address that its type allows.
+// Rounds four numbers and stores them to a tensor, at any address that the type allows.
 __device__ inline void store_four(void* data, int32_t dtype, int64_t at, const float (&x)[kLaneNumbers]) {
   const int size = number_bytes(dtype);
   std::byte* const to = static_cast<std::byte*>(data) + at * size;

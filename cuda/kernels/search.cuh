@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
 // A stage of a search for chunks (lib/tables/search.h): one launch.
 //
-//   blocks     [query blocks][KV heads][pieces] and, in the first launch, one more that bounds new chunks
-//   each       finds out whether the stage runs (search_job.cuh), judges a piece of the candidates (search_judges.cuh)
-//   the last   of a list's blocks that have judged keeps the best and, of the last stage, writes the key list
-//   (keep_best.cuh)
+//   blocks     [query blocks][KV heads][pieces] and, in the first launch, one more that makes the bounds of new chunks
+//   each       finds whether the stage runs (search_job.cuh), and judges a piece of the candidates (search_judges.cuh)
+//   the last   of a list's blocks that have judged keeps the best and, in the last stage, writes the key list
+//              (keep_best.cuh)
 //
-// Where the last stage does not run, one block writes the key list anew: the window has moved on.
+// Where the last stage does not run, one block writes the key list anew, as the window has moved on.
 #pragma once
 
 #include "cuda/kernels/bound_chunks.cuh"
@@ -15,7 +15,7 @@
 
 namespace tandem::cuda {
 
-// What one block of a list does, once scores are there where they are needed.
+// Runs in one block of a list, once all scores that the block needs are there.
 __device__ __noinline__ inline void finish_stage(const SearchCall& call, const SearchJob& job) {
   __shared__ KeepRoom room;
   if (job.task == SearchTask::kJudge) keep_best(call, job, room);
@@ -23,8 +23,9 @@ __device__ __noinline__ inline void finish_stage(const SearchCall& call, const S
   if (job.own == nullptr || job.is_last != 0) write_list(call, job, room);
 }
 
-// The first launch may run beside an append, and waits for the append's rows alone. The append has waited for all kernels
-// before it, so their results are there, too. The other launches wait for the launch before.
+// Waits for the results of earlier kernels. The first launch may run beside an append, and waits for the append's rows
+// alone. The append has waited for all kernels before it, so their results are there, too. Later launches wait for the
+// launch before.
 __device__ inline void wait_for_stage(const SearchCall& call) {
   if (call.stage > 0 || call.rows_written == nullptr) return wait_for_before();
   if (threadIdx.x == 0)
@@ -33,14 +34,14 @@ __device__ inline void wait_for_stage(const SearchCall& call) {
   __syncthreads();
 }
 
-// What the block has to do: the same for all of its threads. False: nothing.
+// Finds the block's job, the same for all of its threads. Returns false if the block has no work.
 __device__ inline bool find_job(const SearchCall& call, SearchJob& job) {
   let_next_start();
   if (threadIdx.x == 0) {
     job.sequence = call.search.sequences.sequences[blockIdx.z];
     describe_job(call, job);
   }
-  __syncthreads();  // a compiler may let other threads load parts of the job before they know that they need not
+  __syncthreads();  // a compiler may let other threads load parts of the job before they know whether they need them
   wait_for_stage(call);
   if (threadIdx.x == 0) find_task(call, job);
   __syncthreads();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What a block of a search has to do in the launch of a stage: it finds out by itself, from what searches before have left.
+// The job of a block in the launch of a stage. The block derives it from what earlier searches have left.
 #pragma once
 
 #include "cuda/kernels/exchange_wait.cuh"
@@ -7,7 +7,7 @@
 
 namespace tandem::cuda {
 
-// What a stage looks at: chunks [first, first + n), or n parts of the chunks that the stage before has kept.
+// The candidates of a stage: chunks [first, first + n), or n parts of the chunks that the stage before has kept.
 struct Candidates {
   const int32_t* parents = nullptr;
   int first = 0, n = 0;
@@ -23,22 +23,22 @@ enum class SearchTask : int32_t { kNone, kWriteList, kKeepAll, kJudge };
 
 struct SearchJob {
   DeviceSequence sequence;
-  int64_t p0, end;   // the first query's token; of candidates
+  int64_t p0, end;   // the first query's token; the end of the candidates
   KeptList* own;     // the stage's list; null: no stage is there
-  KeptList* before;  // of the stage before it that is there; null: there is none
-  int place_before;  // of that stage; -1: there is none
+  KeptList* before;  // list of the last earlier stage that is there; null: none is
+  int place_before;  // index of that stage; -1: none is there
   Candidates from;
   uint32_t places;          // bit i: stage i is there
-  int list;                 // of the block's
-  int first_head, n_heads;  // KV heads that the list is for
-  int32_t is_last;          // of the stages that are there
-  int32_t normalises;       // a row's score is less its log-sum-exp
+  int list;                 // index among the block's lists
+  int first_head, n_heads;  // KV heads that the list serves
+  int32_t is_last;          // 1: this is the last stage that is there
+  int32_t normalises;       // 1: each row's log-sum-exp is subtracted from its scores
   SearchTask task;
 };
 
 __device__ inline int32_t* chunks_of(KeptList* list) { return reinterpret_cast<int32_t*>(list + 1); }
 
-// A stage's list.
+// Returns a stage's list.
 __device__ inline KeptList* list_of(const SearchCall& call, const DeviceSequence& sequence, int stage, int list) {
   return reinterpret_cast<KeptList*>(sequence.kept_lists + call.search.stages[stage].lists_at +
                                      list * call.list_bytes[stage]);
@@ -48,12 +48,12 @@ __device__ inline bool is_there(const DeviceSearchStage& stage, int64_t n_seen) 
   return n_seen >= stage.from_len && (stage.to_len == 0 || n_seen < stage.to_len);
 }
 
-// Returns the last stage before stage `before` that is there; -1: none is.
+// Returns the last stage before stage `before` that is there, -1 if none is.
 __device__ inline int last_place(uint32_t places, int before) {
   return 31 - __clz(static_cast<int>(places & ((1u << before) - 1)));
 }
 
-// What a block knows of a list before it looks at its chunks. All of it is asked for at once.
+// The head of a list, which a block needs before it looks at the chunks. All fields are loaded at once.
 struct ListHead {
   uint32_t mark = 0, places = 0;
   int64_t ran_at = -1;
@@ -69,17 +69,19 @@ __device__ inline ListHead load_head(const KeptList* list) {
   return head;
 }
 
-// Whether the stage runs. It has run in this search, or since, where the stage before it has run later than it.
+// True if the stage runs. If the stage before it has a later ran_at, that stage has run in this search, or in an earlier
+// one after this stage ran.
 __device__ inline bool is_due(const SearchCall& call, const SearchJob& job, const ListHead& own, const ListHead& before) {
   if (call.search.keeps_lists == 0) return true;
   const bool is_kept = (own.mark == job.sequence.kept_mark) & (own.places == job.places);
   return !is_kept | (before.ran_at > own.ran_at) | (job.p0 - own.ran_at >= call.search.stages[call.stage].interval);
 }
 
-// Parents ascend, and only the last may have parts that begin at the end of the candidates or behind it.
+// Finds the stage's candidates. Parents ascend, and only the last ones may have parts that begin at the candidates' end or
+// behind it.
 __device__ inline Candidates find_candidates(const SearchCall& call, const SearchJob& job, int n_before) {
   const int shift = call.search.stages[call.stage].chunk_shift;
-  const int64_t end = (job.end + (int64_t{1} << shift) - 1) >> shift;  // chunks
+  const int64_t end = (job.end + (int64_t{1} << shift) - 1) >> shift;  // in chunks
   Candidates from;
   if (job.before == nullptr) {
     from.first = static_cast<int>(call.search.sink_len >> shift);
@@ -97,7 +99,7 @@ __device__ inline Candidates find_candidates(const SearchCall& call, const Searc
   return from;
 }
 
-// One thread calls this. It finds what follows from the sequence and the record alone.
+// Called by one thread. Sets the parts of the job that follow from the sequence and the call alone.
 __device__ inline void describe_job(const SearchCall& call, SearchJob& job) {
   const DeviceSearch& search = call.search;
   const bool shares = search.shares_lists != 0;
@@ -125,8 +127,8 @@ __device__ inline void describe_job(const SearchCall& call, SearchJob& job) {
   if (job.place_before >= 0) job.before = list_of(call, job.sequence, job.place_before, job.list);
 }
 
-// The same thread calls this once the results of the launches before are there. All blocks of a list come to the same
-// result: its head changes when they all have looked at it, or in a way that leaves them nothing to do.
+// Called by the same thread, once the results of earlier launches are there. All blocks of a list come to the same result:
+// its head changes only after all of them have read it, or in a way that leaves them no work.
 __device__ inline void find_task(const SearchCall& call, SearchJob& job) {
   if (job.sequence.q_len == 0) return;
   const DeviceSearchStage& stage = call.search.stages[call.stage];
@@ -145,7 +147,7 @@ __device__ inline void find_task(const SearchCall& call, SearchJob& job) {
     job.task = SearchTask::kKeepAll;
 }
 
-// Where scores of a KV head of the block's queries are, and sums.
+// Return the places of the scores and of the sums of a KV head, for the block's queries.
 __device__ inline float* scores_of(const SearchCall& call, int head) {
   return call.scores + (int64_t{blockIdx.z} * call.n_kv_heads + head) * call.head_scores;
 }
@@ -153,7 +155,7 @@ __device__ inline float_pair* sums_of(const SearchCall& call, int head, int piec
   return call.sums + ((int64_t{blockIdx.z} * call.n_kv_heads + head) * call.n_pieces + piece) * call.most_rows;
 }
 
-// Behind everything that the block has written: whether all other blocks of the list have come here before.
+// Called after all writes of the block. Returns true if all other blocks of the list have come here before.
 __device__ inline bool is_last_block(const SearchCall& call, const SearchJob& job) {
   __shared__ int32_t is_last;
   __syncthreads();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// How a search's stages judge chunks (lib/tables/search.h). A warp has 16 rows at a time, of bounds or of keys, and
-// multiplies them with the query rows of the block and KV head (search_keys.cuh). Warps of all pieces take turns.
+// Judges of a search's stages (lib/tables/search.h). A warp has 16 rows at a time, of bounds or of keys, and multiplies
+// them with the query rows of the block and KV head (search_keys.cuh). The warps of all pieces take turns.
 #pragma once
 
 #include "cuda/kernels/search_job.cuh"
@@ -10,7 +10,7 @@ namespace tandem::cuda {
 
 inline constexpr int kTileKeys = 8 * kKeys;
 
-// Items of 16 rows and more, of which each warp takes every step-th.
+// Items of 16 rows or more. Each warp takes every step-th item.
 struct WarpItems {
   int first, step;
 
@@ -28,12 +28,12 @@ __device__ inline QueryRows query_rows(const SearchCall& call, const SearchJob& 
 
 __device__ inline int tiles_of(int n_rows) { return (n_rows + kColumns - 1) / kColumns; }
 
-// To a place that the same lane has written to before, in an earlier pass over the rows.
+// Raises a score that the same lane has written before, in an earlier pass over the rows.
 __device__ inline void raise_score(float* to, float score, bool is_first) { *to = is_first ? score : larger(*to, score); }
 
 // ---- bounds --------------------------------------------------------------------------------------------------------------
 
-// Of the block's KV head.
+// Returns a chunk's row of bounds, of the block's KV head.
 __device__ inline const std::byte* bounds_row(const SearchCall& call, const SearchJob& job, const DeviceBounds& bounds,
                                               int chunk) {
   int slot;
@@ -48,7 +48,7 @@ struct BoundsJudge {
   static constexpr int kBlocks = 2, kChunks = 8;
   using Rows = SixteenRows<TANDEM_BF16, kChunks>;
 
-  // The lane's rows of an item. Behind the last chunk it reads that again.
+  // Finds the lane's rows of an item. Behind the last chunk it takes the last one again.
   __device__ static RowPlaces find_rows(const SearchCall& call, const SearchJob& job, const DeviceBounds& bounds, int item) {
     const int own = static_cast<int>(threadIdx.x % 32) / 4;
     RowPlaces to;
@@ -60,7 +60,7 @@ struct BoundsJudge {
     return to;
   }
 
-  // Tiles [first, first + n) of query rows, which are in shared memory.
+  // Judges by tiles [first, first + n) of query rows, which are in shared memory.
   __device__ static void judge_tiles(const SearchCall& call, const SearchJob& job, int first, int n, int n_rows) {
     const DeviceBounds& bounds = call.search.bounds[call.search.stages[call.stage].bounds_idx];
     const int lane = static_cast<int>(threadIdx.x % 32), n_items = (job.from.n + kTileKeys - 1) / kTileKeys;
@@ -101,8 +101,8 @@ struct BoundsJudge {
 
 // ---- exact ---------------------------------------------------------------------------------------------------------------
 
-// Keys of a stage's candidates in tiles of 16: a chunk is some tiles, or a tile has some chunks. Where sums count, tiles of
-// sinks and of the window stand behind those of the candidates.
+// The keys of a stage's candidates in tiles of 16: a chunk is some tiles, or a tile has some chunks. Where sums count,
+// tiles of sinks and of the window follow those of the candidates.
 struct ExactKeys {
   int shift, n_units, n_tiles;  // n_tiles: of a unit, which is a chunk or a tile
   int n_sinks, n_sink_tiles;
@@ -138,7 +138,7 @@ struct ExactKeys {
     return lo < from.n && from.chunk(lo) == chunk;
   }
 
-  // The token of the key-th row of an item's tile, -1: it has none.
+  // Returns the token of the key-th row of an item's tile, -1 if it has none.
   __device__ int token(const SearchJob& job, int item, int tile, int key) const {
     if (item < n_units && n_tiles > 1) return (job.from.chunk(item) << shift) + tile * kTileKeys + key;
     if (item < n_units) {
@@ -151,7 +151,7 @@ struct ExactKeys {
     return token <= job.p0 && !is_of_candidate(job, token) ? token : -1;
   }
 
-  // The lane's rows; where there is none, a row that is there is read. are_there: whether each counts.
+  // Finds the lane's rows. A missing row is replaced by an existing one. are_there: whether each row counts.
   __device__ RowPlaces find_rows(const SearchCall& call, const SearchJob& job, int item, int tile,
                                  bool (&are_there)[kKeys]) const {
     const int own = static_cast<int>(threadIdx.x % 32) / 4;
@@ -191,7 +191,7 @@ struct ExactJudge {
   using Rows = SixteenRows<kType, kChunks>;
   using OfType = Products<kType, kChunks, kParts, false>;
 
-  // Calls out(candidate, largest) for each candidate of an item, in the lanes of its first key. n: candidates; numbers: of
+  // Calls out(candidate, largest) for each candidate of an item, in the lanes of its first key. n: candidates. numbers: of
   // the lane's keys.
   template <class Out>
   __device__ static void for_each_chunk(const ExactKeys& keys, int n, int item, float (&numbers)[kKeys], Out out) {
@@ -210,7 +210,7 @@ struct ExactJudge {
     }
   }
 
-  // The largest logits alone: keys stay while tiles [first, first + n) of query rows go by.
+  // Finds only the largest logits. Keys stay in registers while tiles [first, first + n) of query rows pass.
   __device__ static void judge_tiles(const SearchCall& call, const SearchJob& job, const ExactKeys& keys, int first, int n,
                                      int n_rows) {
     OfType products;
@@ -236,8 +236,8 @@ struct ExactJudge {
     }
   }
 
-  // Each row's largest logit of each chunk, and its sum over all keys: the rows of a tile stay while keys go by. tile: in
-  // shared memory, of rows from first_row on.
+  // Finds each row's largest logit of each chunk, and its sum over all keys. The rows of a tile stay while keys pass. tile:
+  // in shared memory, of rows from first_row on.
   __device__ static void judge_rows(const SearchCall& call, const SearchJob& job, const ExactKeys& keys, int tile,
                                     int first_row, int n_rows) {
     OfType products;
@@ -271,7 +271,7 @@ struct ExactJudge {
     leave_sums(call, sums, first_row, n_rows);
   }
 
-  // Sums over the lanes and warps of the block, and leaves the block's sums in the work space.
+  // Adds up the sums of the block's lanes and warps, and leaves the block's sums in the work space.
   __device__ static void leave_sums(const SearchCall& call, float_pair (&sums)[2], int first_row, int n_rows) {
     __shared__ float_pair of_warps[kSearchWarps][kColumns];
     const int lane = static_cast<int>(threadIdx.x % 32);
@@ -310,14 +310,14 @@ struct ExactJudge {
 
 // ---- descent -------------------------------------------------------------------------------------------------------------
 
-// The 16 rows are a key of each of 16 chunks: where a query head's way through the chunk has come to. Its queries are the
+// The 16 rows are one key of each of 16 chunks: the key that a query head's descent has reached. The head's queries are the
 // columns.
 template <int32_t kType, bool kPlain>
 struct DescentJudge {
   static constexpr int kBlocks = kType == TANDEM_F32 ? 1 : 2, kChunks = 4;
   using Rows = SixteenRows<kType, kChunks>;
 
-  // The largest logits over the queries of a head of the KV head's group at the lane's two tokens.
+  // Finds the largest logits, over the queries of a head of the KV head's group, at the lane's two tokens.
   __device__ static void judge_keys(const SearchCall& call, const SearchJob& job, int head, const int (&tokens)[kKeys],
                                     float (&most)[kKeys]) {
     const DeviceRows& q = call.search.q;
@@ -357,7 +357,7 @@ struct DescentJudge {
     for (int i = 0; i < kKeys; ++i) most[i] = largest_over(most[i], 1, 4);
   }
 
-  // One head's way: `first` are the lane's chunks' first tokens. score: raised to the logits of where it ends.
+  // Descends for one head. `first` has the first tokens of the lane's chunks. Raises score to the logits of the last keys.
   __device__ static void descend(const SearchCall& call, const SearchJob& job, int head, const int (&first)[kKeys],
                                  float (&score)[kKeys]) {
     int at[kKeys] = {first[0], first[1]};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Where a search reads: rows of the window, 16 at a time, and query rows in shared memory (stored_eight.cuh says how a warp
-// multiplies them).
+// The rows that a search reads: rows of the window, 16 at a time, and query rows in shared memory. stored_eight.cuh says
+// how a warp multiplies them.
 #pragma once
 
 #include "cuda/kernels/stored_eight.cuh"
@@ -8,7 +8,7 @@
 
 namespace tandem::cuda {
 
-// Where token's page is: bytes from the page called 0; *slot: the token's place in it.
+// Returns the place of a token's page: bytes from the page called 0. *slot: the token's place in it.
 __device__ inline int64_t find_page(const DeviceSequences& sequences, const DeviceSequence& sequence, int page_len,
                                     int token, int* slot) {
   int page_idx = static_cast<int>(static_cast<unsigned>(token) / static_cast<unsigned>(page_len));
@@ -17,7 +17,7 @@ __device__ inline int64_t find_page(const DeviceSequences& sequences, const Devi
   return __ldcg(sequences.page_tables + sequence.table_begin + page_idx);
 }
 
-// The lane's two rows.
+// The places of the lane's two rows.
 struct RowPlaces {
   const std::byte* codes[kKeys];
   const std::byte* scales[kKeys];
@@ -28,8 +28,8 @@ __device__ inline void find_key(const WindowKeys& keys, int64_t page, int slot, 
   to.scales[i] = keys.scales + page + kv_head * keys.scales_head_stride + int64_t{slot} * keys.scale_bytes;
 }
 
-// 16 rows of n numbers, kChunks * kChunk of them at a time. n_steps: how many times that is; in all but the last step a row
-// has so many.
+// 16 rows of n numbers, kChunks * kChunk of them at a time. n_steps(): the number of such steps. All steps but the last are
+// full.
 template <int32_t kType, int kChunks>
 struct SixteenRows {
   using Stored = StoredEight<kType>;
@@ -46,7 +46,7 @@ struct SixteenRows {
   }
 };
 
-// Query rows in shared memory: [tiles of eight rows][chunks of all steps][parts][lanes], as lanes multiply them.
+// Query rows in shared memory: [tiles of eight rows][chunks of all steps][parts][lanes], in the order of the products.
 extern __shared__ uint4 query_tiles[];
 
 template <int kQueryParts>
@@ -67,7 +67,7 @@ struct SharedQuery {
 // Rows of q of one KV head: row r is head r % group_size of query r / group_size.
 struct QueryRows {
   const DeviceRows* q;
-  int64_t first;  // where the first is: elements
+  int64_t first;  // place of the first row, in elements
   int group_size, n_rows;
 
   __device__ int64_t at(int row) const {
@@ -87,7 +87,7 @@ __device__ inline void read_four(const QueryRows& rows, int row, int at, int dim
   for (int i = 0; i < kLaneNumbers; ++i) x[i] = !kIsOfBounds || (four[i] < 0.0f) != is_upper ? four[i] : 0.0f;
 }
 
-// Brings tiles [first, first + n) to shared memory: n_chunks of each. All of the block take part.
+// Brings tiles [first, first + n) to shared memory, n_chunks of each. All threads of the block take part.
 template <int kParts, bool kIsOfBounds>
 __device__ inline void bring_queries(const QueryRows& rows, int dim, int first, int n, int n_chunks) {
   const int lane = static_cast<int>(threadIdx.x % 32);
@@ -106,7 +106,7 @@ __device__ inline void bring_queries(const QueryRows& rows, int dim, int first, 
   __syncthreads();
 }
 
-// The larger number, or NaN where either is.
+// Returns the larger number, or NaN if either is NaN.
 __device__ inline float larger(float a, float b) {
   float result;
   asm("max.NaN.f32 %0, %1, %2;\n" : "=f"(result) : "f"(a), "f"(b));
@@ -117,8 +117,8 @@ __device__ inline float largest_over(float x, int first_mask, int end_mask) {
   return x;
 }
 
-// Multiplies 16 rows with tiles of query rows in shared memory. kIsOneStep: there are no more numbers than a
-// step has. n, in all calls: numbers of a row.
+// Multiplies 16 rows with tiles of query rows in shared memory. kIsOneStep: a row has no more numbers than a step. n, in
+// all calls: numbers of a row.
 template <int32_t kType, int kChunks, int kParts, bool kIsOneStep>
 struct Products {
   SixteenRows<kType, kChunks> rows;
@@ -128,8 +128,8 @@ struct Products {
     places = at;
     rows.load(places, 0, n);
   }
-  // tile: in shared memory; n_rows: query rows from its first on, of which those that are not there have -inf.
-  // is_again: not the first since open().
+  // tile: in shared memory. n_rows: query rows from the tile's first row on; missing rows get -inf. is_again: not the first
+  // call since open().
   __device__ void multiply(const SearchCall& call, int n, int tile, bool is_again, int n_rows, float (&logits)[kKeys][2]) {
     float sums[2 * kKeys] = {};
     const int n_steps = kIsOneStep ? 1 : SixteenRows<kType, kChunks>::n_steps(n);

@@ -1,18 +1,17 @@
 // SPDX-License-Identifier: MIT
 // Storage types as matrix products read them: one struct per type.
 //
-// 16 rows (keys) of a type lie in shared memory, stride() bytes apart: an odd number of 16-byte pieces, so that 8 rows never
-// share a bank. From there
+// In shared memory 16 rows (keys) of a type lie stride() bytes apart. That is an odd number of 16-byte pieces, so 8 rows
+// never share a bank. From there
 //
 //   keys(a, row, j, lane)    gives A [16 keys x 16 dims] of the j-th 16 dims, as kParts summands;
-//   values(a, row, b, lane)  gives A [16 dims x 16 keys] of the b-th 16 dims, likewise;
-//   key_dim(j, t, i)         says which dim is element i of a thread's four columns of keys(): dims may come in any order,
-//   as
-//                            long as q does too;
+//   values(a, row, b, lane)  gives A [16 dims x 16 keys] of the b-th 16 dims, as kParts summands;
+//   key_dim(j, t, i)         says which dim is element i of a thread's four columns of keys(). Dims may come in any order,
+//                            as long as q has the same order;
 //   value_dim(b, r)          which dim is row r of values().
 //
-// Types with codes of 4 or 8 bits are read by words, and converted between load and product. With scales, codes are
-// multiplied as integers and scales applied to sums (K) or to weights (V).
+// Types with codes of 4 or 8 bits are read by words, and converted between load and product. Types with scales multiply
+// codes as integers, and apply scales to sums (K) or to weights (V).
 #pragma once
 
 #include "cuda/kernels/warp_ops.cuh"
@@ -20,7 +19,7 @@
 
 namespace tandem::cuda {
 
-// Where a lane's row of a matrix begins: of 16 bytes, the next-th piece behind `piece` of a key.
+// Returns where a lane's row of a matrix begins: 16 bytes, `next` pieces behind piece `piece` of a key.
 __device__ inline uint32_t matrix_row(uint32_t base, int stride, int piece, int key, int next) {
   return base + key * stride + (piece + next) * 16;
 }
@@ -41,7 +40,7 @@ struct Stored16 {
   __host__ __device__ static constexpr int value_dim(int b, int r) { return 16 * b + r; }
 };
 
-// Of 8 bits: four neighbouring dims of a key are a word.
+// Types of 8 bits: four neighbouring dims of a key are a word.
 template <class Convert, int32_t kDtype_, class KeyNumber_, class ValueNumber_, int kGroup_>
 struct Stored8 {
   using KeyNumber = KeyNumber_;
@@ -53,7 +52,7 @@ struct Stored8 {
     Convert::key(load_word(at), a[0][0], a[0][2]);
     Convert::key(load_word(at + 8 * stride), a[0][1], a[0][3]);
   }
-  // A matrix's element is two dims of a key.
+  // An element of the loaded matrix is two dims of a key.
   __device__ static void values(uint32_t (&a)[1][4], uint32_t base, int stride, int b, int lane) {
     uint32_t first, second;
     load_two_transposed(first, second, matrix_row(base, stride, b, lane % 16, 0));
@@ -64,7 +63,7 @@ struct Stored8 {
   __host__ __device__ static constexpr int value_dim(int b, int r) { return 16 * b + r % 8 * 2 + r / 8; }
 };
 
-// 1024 + x has x in the last bits of an f16.
+// The f16 number 1024 + x has x in its last bits.
 struct ConvertQ8 {
   __device__ static uint32_t minus_1152(uint32_t pair) {
     const __half2 x = *reinterpret_cast<const __half2*>(&pair), offset = __half2half2(__ushort_as_half(0x6480));
@@ -76,8 +75,8 @@ struct ConvertQ8 {
     low = minus_1152(__byte_perm(codes, 0x64646464u, 0x4140));
     high = minus_1152(__byte_perm(codes, 0x64646464u, 0x4342));
   }
-  // The lower byte of each half. Of a bf16, 128 + x has x < 128 in the last bits, and 256 is 128 with the next bit set: what
-  // is taken off a code with its sign set is 128 more.
+  // Converts the lower byte of each half. A bf16 has 128 + x, for x < 128, with x in its last bits, and 256 is 128 with the
+  // next bit set. So the number that is subtracted is 128 more for a code with its sign set.
   __device__ static uint32_t bfloats(uint32_t codes) {
     const uint32_t magnitude = (codes & 0x007f007fu) | 0x43004300u, offset = (codes & 0x00800080u) | 0x43004300u;
     const __nv_bfloat162 code =
@@ -92,15 +91,15 @@ struct ConvertQ8 {
 
 // Every e4m3 number is an f16.
 struct ConvertE4m3 {
-  __device__ static uint32_t halves(uint32_t pair) {  // of the two lower bytes
+  __device__ static uint32_t halves(uint32_t pair) {  // from the two lower bytes
 #if __CUDA_ARCH__ >= 890
     uint32_t result;
     asm("cvt.rn.f16x2.e4m3x2 %0, %1;\n" : "=r"(result) : "h"(static_cast<uint16_t>(pair)));
     return result;
 #else
-    const uint32_t wide = __byte_perm(pair, 0, 0x1404);  // each in the upper byte of its half
+    const uint32_t wide = __byte_perm(pair, 0, 0x1404);  // each byte in the upper byte of its half
     const uint32_t magnitude = wide & 0x7f007f00u, nan = __vcmpeq2(magnitude, 0x7f007f00u) & 0x7c017c01u;
-    const uint32_t bits = magnitude >> 1;  // the exponent's bias is 8 less
+    const uint32_t bits = magnitude >> 1;  // the bias of the exponent is 8 less
     const __half2 value = __hmul2(*reinterpret_cast<const __half2*>(&bits), __half2half2(__ushort_as_half(0x5c00)));
     return *reinterpret_cast<const uint32_t*>(&value) | (wide & 0x80008000u) | nan;
 #endif
@@ -115,7 +114,8 @@ struct ConvertE4m3 {
   }
 };
 
-// q4_0: eight neighbouring dims of a key are a word, the lower half of a byte first; codes are 8 more than their numbers.
+// q4_0: a word is eight neighbouring dims of a key, and the lower half of a byte comes first. Codes are 8 more than their
+// numbers.
 struct StoredQ4 {
   using KeyNumber = Half;
   using ValueNumber = Bfloat;
@@ -141,7 +141,7 @@ struct StoredQ4 {
     a[0][2] = half_codes(first, shift + 4);
     a[0][3] = half_codes(second, shift + 4);
   }
-  // A matrix's element is four dims of a key: two blocks of 16 dims share a load.
+  // An element of the loaded matrix is four dims of a key. Two blocks of 16 dims share a load.
   __device__ static void values(uint32_t (&a)[1][4], uint32_t base, int stride, int b, int lane) {
     uint32_t first, second;
     load_two_transposed(first, second, matrix_row(base, stride, b / 2, lane % 16, 0));
@@ -191,21 +191,21 @@ using StoredBf16 = Stored16<Bfloat, TANDEM_BF16>;
 using StoredE4m3 = Stored8<ConvertE4m3, TANDEM_E4M3, Half, Half, 0>;
 using StoredQ8 = Stored8<ConvertQ8, TANDEM_Q8_0, Half, Bfloat, 32>;
 
-// Rows of kDim elements of a type in shared memory, and their scales.
+// The layout of rows of kDim elements of a type in shared memory, and of their scales.
 template <class Stored, int kDim>
 struct RowShape {
   static constexpr int kBytes = kDim * Stored::kBits / 8;
-  static constexpr int kPiece = kBytes % 16 == 0 ? 16 : 8;  // of a copy
+  static constexpr int kPiece = kBytes % 16 == 0 ? 16 : 8;  // bytes of a copy
   static constexpr int kPieces = kBytes / kPiece;
   static constexpr int kStride = ((kBytes + 15) / 16 | 1) * 16;
   static constexpr int kScales =
       Stored::kGroup == 0 ? 0 : (kDim + Stored::kGroup - 1) / (Stored::kGroup > 0 ? Stored::kGroup : 1);
-  static constexpr int kSteps = (kDim + Stored::kStep - 1) / Stored::kStep * Stored::kStep / 16;  // of 16 dims
-  static constexpr int kSliceBytes = 16 * kStride + 32 * kScales;                                 // of 16 keys
+  static constexpr int kSteps = (kDim + Stored::kStep - 1) / Stored::kStep * Stored::kStep / 16;  // steps of 16 dims
+  static constexpr int kSliceBytes = 16 * kStride + 32 * kScales;  // bytes of 16 keys and their scales
 };
 
-// 16 rows of a plane and their scales. Rows outside [lo, hi), which may reach beyond the 16, become zeros, and the kernel
-// does not use their scales. Where there is no row, nothing is read.
+// Copies 16 rows of a plane and their scales. Rows outside [lo, hi), which may reach beyond the 16, become zeros, and the
+// kernel does not use their scales. Nothing is read for such rows.
 template <class Row>
 __device__ inline void copy_slice(uint32_t to, const std::byte* rows, const std::byte* scales, int lo, int hi) {
   const int lane = threadIdx.x % 32;

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
-// Products of 16 stored rows and eight query rows on the matrix unit, without shared memory between: a lane has eight
-// neighbouring numbers of a row as they come from memory.
+// Products of 16 stored rows and eight query rows on the matrix unit, straight from registers. A lane has eight
+// neighbouring numbers of a row in memory order.
 //
 //   lane 4 r + j    numbers 32 c + 8 j .. + 7 of keys r and r + 8 and of query row r
 //                   gets the products of these keys and query rows 2 j, 2 j + 1
 //
-// Numbers are bf16 there. What is more is the sum of several, and q8_0 and q4_0 are codes, which are bf16 numbers, and a
-// factor for 32 of them.
+// Factors of these products are bf16. Numbers with more bits are sums of several bf16. q8_0 and q4_0 are codes, which are
+// bf16 numbers, and a factor for each 32 of them.
 #pragma once
 
 #include "cuda/kernels/round.cuh"
@@ -17,8 +17,8 @@
 namespace tandem::cuda {
 
 inline constexpr int kEight = 2 * kLaneNumbers;
-inline constexpr int kChunk = 32;   // dims: four lanes' eight
-inline constexpr int kKeys = 2;     // of a lane, eight apart; a tile has eight times as many
+inline constexpr int kChunk = 32;   // dims: eight of each of four lanes
+inline constexpr int kKeys = 2;     // keys of a lane, eight apart; a tile has eight times as many
 inline constexpr int kColumns = 8;  // query heads at a time
 
 template <int kParts>
@@ -32,7 +32,7 @@ __device__ inline void split_eight(const float (&x)[kEight], uint32_t (&parts)[k
   }
 }
 
-// Eight numbers of a stored row, as they are there.
+// Eight numbers of a stored row, unconverted.
 template <int32_t kType>
 struct StoredEight {
   static constexpr int kBits = kType == TANDEM_F32                            ? 32
@@ -44,7 +44,8 @@ struct StoredEight {
   uint32_t words[kWords];
   uint32_t scale;
 
-  // at: in the row; n: of the row, a multiple of four. What is behind its end is a number where the row has numbers.
+  // at: place in the row. n: numbers of the row, a multiple of four. Numbers behind the row's end are finite if the row is
+  // finite.
   __device__ void load(const std::byte* row, const std::byte* scales, int at, int n) {
 #pragma unroll
     for (int i = 0; i < kWords; ++i) words[i] = 0;
@@ -72,7 +73,7 @@ struct StoredEight {
     }
   }
 
-  // Rows begin where four numbers may begin, and no more than that.
+  // Loads rows that are aligned to four numbers only.
   __device__ void load_fours(const std::byte* from, bool has_second) {
     if constexpr (kWords == 1) {
       const auto* halves = reinterpret_cast<const uint16_t*>(from);
@@ -86,7 +87,7 @@ struct StoredEight {
   }
 
   __device__ float factor() const { return kHasScale ? __half2float(__ushort_as_half(static_cast<uint16_t>(scale))) : 1.0f; }
-  // Without the factor.
+  // Converts the numbers to f32, without the factor.
   __device__ void widen(float (&x)[kEight]) const {
 #pragma unroll
     for (int i = 0; i < kEight; ++i) {
@@ -95,13 +96,13 @@ struct StoredEight {
       if constexpr (kType == TANDEM_BF16) x[i] = __uint_as_float(i % 2 == 0 ? word << 16 : word & 0xffff0000u);
       if constexpr (kType == TANDEM_F16) x[i] = half_of(word, i % 2);
       if constexpr (kType == TANDEM_E4M3) x[i] = half_of(ConvertE4m3::halves(word >> i % 4 / 2 * 16), i % 2);
-      // 2^23 + x has x in the last bits of an f32.
+      // The f32 number 2^23 + x has x in its last bits.
       if constexpr (kType == TANDEM_Q8_0)
         x[i] = __uint_as_float(__byte_perm(word ^ 0x80808080u, 0x4b000000u, 0x7440u + i % 4)) - 8388736.0f;
       if constexpr (kType == TANDEM_Q4_0) x[i] = __uint_as_float((word >> 4 * i & 0xfu) | 0x4b000000u) - 8388616.0f;
     }
   }
-  // As sums of pairs.
+  // The numbers as kParts summands, in pairs.
   static constexpr int kParts = kType == TANDEM_F32 ? 3 : kType == TANDEM_F16 ? 2 : 1;
   __device__ void split_up(uint32_t (&parts)[kParts][4]) const {
     if constexpr (kType == TANDEM_BF16) {
@@ -119,8 +120,8 @@ struct StoredEight {
   }
 };
 
-// Eight numbers of a query's row. kPlain: the row is bf16 and begins at a multiple of 16 bytes; else it has any type and
-// begins anywhere.
+// Eight numbers of a query's row. kPlain: the row is bf16 and begins at a multiple of 16 bytes. Else it has any type and
+// any alignment.
 template <bool kPlain>
 struct QueryEight {
   static constexpr int kParts = kPlain ? 1 : 3;
@@ -144,14 +145,14 @@ struct QueryEight {
   }
 };
 
-// Adds the products of 16 keys, two of each lane, and eight query heads over 32 dims, those of small parts first; products
-// of parts that are together below the last bit of an f32 are left out.
+// Adds the products of 16 keys, two of each lane, and eight query heads over 32 dims. Products of small parts come first.
+// Products of two parts that lie below the last bit of an f32 are left out.
 template <class Keys, class Query>
 __device__ inline void multiply_chunk(const Keys (&keys)[kKeys], const Query& q, float (&sums)[2 * kKeys]) {
   uint32_t parts[2][Keys::kParts][4];
   keys[0].split_up(parts[0]);
   keys[1].split_up(parts[1]);
-  constexpr int kLeast = Keys::kParts > Query::kParts ? Keys::kParts : Query::kParts;  // of what it takes to be exact in f32
+  constexpr int kLeast = Keys::kParts > Query::kParts ? Keys::kParts : Query::kParts;  // summands for exactness in f32
   float products[4] = {};
 #pragma unroll
   for (int both = kLeast - 1; both >= 0; --both)
@@ -170,12 +171,12 @@ __device__ inline void multiply_chunk(const Keys (&keys)[kKeys], const Query& q,
   for (int i = 0; i < 4; ++i) sums[i] = Keys::kHasScale ? fmaf(factors[i / 2], products[i], sums[i]) : sums[i] + products[i];
 }
 
-// token / page_len, of which most fit into 32 bits: that takes a third of the time.
+// n / by. Most n fit into 32 bits, and the 32-bit division takes a third of the time.
 __device__ inline int64_t divide(int64_t n, int32_t by) {
   return n >> 31 == 0 ? static_cast<int64_t>(static_cast<uint32_t>(n) / static_cast<uint32_t>(by)) : n / by;
 }
 
-// bf16 whose every eight numbers begin at a multiple of 16 bytes.
+// True if q is bf16 and every eight of its numbers begin at a multiple of 16 bytes.
 inline bool is_plain(const DeviceRows& q, int32_t dim) {
   return q.dtype == TANDEM_BF16 && dim % kEight == 0 && reinterpret_cast<uintptr_t>(q.data) % 16 == 0 &&
          q.token_stride % kEight == 0 && q.head_stride % kEight == 0;

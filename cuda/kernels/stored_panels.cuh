@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: MIT
 // Storage types as the decode kernel of compute capability 9.0 multiplies them: one struct per type, over rows in panels
-// (bulk_copy.cuh). Of 8 keys, place c is key key_of(c): places are what fragments count.
+// (bulk_copy.cuh). Place c of 8 keys holds key key_of(c). Fragments count places.
 //
-//   keys(b, at, j)      B [16 dims x 8 keys] for every 8 keys, of kKeySteps steps from j on; at: key_row() of the lane
-//   values(a, at, b)    A [16 dims x 16 keys] for every 16 keys, of kValueSteps blocks from b on; at: value_row(), of V, of
-//                       which K is the keys' type: places are in its order
-//   key_dim(j, t, i)    which dim is element i of a thread's four of a step: dims may come in any order, as long as q does
+//   keys(b, at, j)      B [16 dims x 8 keys] for every 8 keys, of kKeySteps steps from j on; at: the lane's key_row()
+//   values(a, at, b)    A [16 dims x 16 keys] for every 16 keys, of kValueSteps blocks from b on; at: value_row() of V.
+//                       Its parameter K is the keys' type, whose order places have
+//   key_dim(j, t, i)    which dim is element i of a thread's four of a step. Dims may come in any order, if q has the same
 //   value_dim(b, r)     which dim is row r of a block
 //
 // place_of() is the inverse of key_of().
 //
-// Codes become integers: put into the last bits of an f16 they are 1024 and themselves, of which 1024 is taken off, and the
-// offset that codes have. (Left in, or as the subnormal numbers that they would be without 1024, they would cost products
-// their last bits: these are cut off by where the largest of a sum's numbers could have its first.) The upper code of a byte
-// stays where it is, and is 16 times as large: key_factor(), value_factor().
+// Codes become integers. Put into the last bits of an f16, a code reads as 1024 plus the code. The offset of 1024 and the
+// offset of the codes are subtracted. (Left in, or as the subnormal numbers that codes would be without 1024, they would
+// cost products their last bits: a sum cuts these off by the possible first bit of its largest number.) The upper code of a
+// byte stays in place and is 16 times as large: key_factor(), value_factor().
 #pragma once
 
 #include "cuda/kernels/bulk_copy.cuh"
@@ -28,7 +28,7 @@ __device__ inline uint2 load_two_words(uint32_t at) {
   return words;
 }
 
-// Two codes in the last bits of f16 numbers, less an offset. mask: the bits that they may have.
+// Puts two codes into the last bits of f16 numbers and subtracts an offset. mask: the bits of the codes.
 __device__ inline uint32_t take_codes(uint32_t word, uint32_t mask, int offset) {
   const uint32_t offsets = (0x6400u + static_cast<uint32_t>(offset)) * 0x10001u;
   uint32_t codes, result;
@@ -74,7 +74,8 @@ struct Panel16 {
   }
 };
 
-// Of 8 bits. A lane loads 8 bytes of a key, for two steps; keys in this order keep half a warp's loads in different banks.
+// Types of 8 bits. A lane loads 8 bytes of a key, for two steps. This order of keys keeps half a warp's loads in different
+// banks.
 template <class Convert, int32_t kDtype_, int kGroup_>
 struct Panel8 : Convert {
   using KeyNumber = Half;
@@ -100,7 +101,7 @@ struct Panel8 : Convert {
       Convert::key(codes.y, b[1][n][0], b[1][n][1]);
     }
   }
-  // A matrix's element is two dims of a key.
+  // An element of the loaded matrix is two dims of a key.
   template <class P, class K>
   __device__ static uint32_t value_row(uint32_t base, int lane) {
     return P::row(base, K::key_of(lane % 8) + lane / 8 % 2 * 8, lane / 16);
@@ -132,10 +133,10 @@ struct CodesQ8 {
   __device__ static void value(uint32_t codes, uint32_t& even, uint32_t& odd) { key(codes, even, odd); }
 };
 
-// Every e4m3 number is an f16, and converted to it.
+// Every e4m3 number is an f16, and is converted to it.
 struct CodesE4m3 {
   __host__ __device__ static constexpr int key_dim(int j, int t, int i) { return j / 2 * 32 + 8 * t + j % 2 * 4 + i; }
-  __device__ static uint32_t halves(uint32_t pair) {  // of the two lower bytes
+  __device__ static uint32_t halves(uint32_t pair) {  // from the two lower bytes
     uint32_t result;
     asm("cvt.rn.f16x2.e4m3x2 %0, %1;\n" : "=r"(result) : "h"(static_cast<uint16_t>(pair)));
     return result;
@@ -151,7 +152,7 @@ struct CodesE4m3 {
   }
 };
 
-// q4_0: eight neighbouring dims of a key are a word, the lower half of a byte first.
+// q4_0: a word is eight neighbouring dims of a key, and the lower half of a byte comes first.
 struct PanelQ4 {
   using KeyNumber = Half;
   using ValueNumber = Half;
@@ -166,7 +167,7 @@ struct PanelQ4 {
   __host__ __device__ static constexpr float key_factor(int i) { return i / 2 == 0 ? 1.0f : 0.0625f; }
   __host__ __device__ static constexpr float value_factor(int r) { return r / 8 == 0 ? 1.0f : 0.0625f; }
 
-  // Dims 0 and 4 of a word's eight, 1 and 5, and likewise of the word moved by 8 bits.
+  // Takes dims 0 and 4 of a word's eight (lower), and 1 and 5 (upper). The word shifted by 8 bits gives the other four.
   __device__ static void codes(uint32_t word, uint32_t& lower, uint32_t& upper) {
     lower = take_codes(word, 0x000f000fu, 8);
     upper = take_codes(word, 0x00f000f0u, 128);
@@ -184,7 +185,7 @@ struct PanelQ4 {
       codes(word >> 8, b[1][n][0], b[1][n][1]);
     }
   }
-  // A matrix's element is four dims of a key.
+  // An element of the loaded matrix is four dims of a key.
   template <class P, class K>
   __device__ static uint32_t value_row(uint32_t base, int lane) {
     return P::row(base, K::key_of(lane % 8) + lane / 8 % 2 * 8, lane / 16);

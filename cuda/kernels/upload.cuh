@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Descriptors of a call, from pinned host memory, read across the bus by a kernel. The copy engine would bring them as fast,
-// but only when it is done with what it has begun: pieces of K and V for the layers to come, half a millisecond of them.
+// Reads the descriptors of a call across the bus by a kernel, from pinned host memory. The copy engine is as fast, but
+// first finishes its earlier copies: pieces of K and V for later layers, which take half a millisecond.
 #pragma once
 
 #include "cuda/exchange_call.h"
@@ -16,7 +16,8 @@ struct UploadCall {
   int64_t n = 0;
 };
 
-// Kernels look at their descriptors before they wait for what goes before them: they do not start before this one has ended.
+// Does not call let_next_start(): kernels read their descriptors before they wait for earlier kernels, so none may start
+// before this kernel has ended.
 __global__ void __launch_bounds__(32 * kUploadWarps) upload_kernel(const __grid_constant__ UploadCall call) {
   wait_for_before();
   const int64_t step = int64_t{gridDim.x} * blockDim.x;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The instructions that the kernels are made of. Of a fragment, g = lane / 4 and t = lane % 4:
+// The instructions that the kernels are made of. In a fragment, g = lane / 4 and t = lane % 4:
 //
 // clang-format off
 //   A [16 x 16]  a[0]: row g, columns 2 t, 2 t + 1    a[1]: row g + 8    a[2], a[3]: the same, columns + 8
@@ -17,7 +17,8 @@ namespace tandem::cuda {
 
 __device__ inline uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
 
-// kBytes bytes to shared memory, behind the thread's other copies; zeros where not `valid`, and nothing is read.
+// Starts a copy of kBytes bytes to shared memory, behind the thread's earlier copies. If not `valid`, writes zeros and
+// reads nothing.
 template <int kBytes>
 __device__ inline void copy_async(uint32_t to, const void* from, bool valid) {
   static_assert(kBytes == 8 || kBytes == 16);
@@ -40,7 +41,7 @@ __device__ inline void wait_for_copies() {
   asm volatile("cp.async.wait_group %0;\n" ::"n"(kPending) : "memory");
 }
 
-// Matrices of 8 rows of 16 bytes; lane 8 i + r gives the address of row r of matrix i.
+// Loads matrices of 8 rows of 16 bytes. Lane 8 i + r gives the address of row r of matrix i.
 __device__ inline void load_matrices(uint32_t (&m)[4], uint32_t row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];\n"
                : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
@@ -82,10 +83,10 @@ __device__ inline void store_words(uint32_t at, uint32_t a, uint32_t b, uint32_t
   asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};\n" ::"r"(at), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
-// Pairs of 16-bit numbers of the type that a matrix product takes; `first` is in the lower half.
+// Pairs of 16-bit numbers of the type that a matrix product takes. `first` is in the lower half.
 struct Half {
-  static constexpr int kShift = 14;      // weights are multiplied by 2^kShift: small ones keep their bits
-  static constexpr bool kNarrow = true;  // exponents have 5 bits: rows of q are moved to a range that fits
+  static constexpr int kShift = 14;      // weights are multiplied by 2^kShift, so that small ones keep their bits
+  static constexpr bool kNarrow = true;  // exponents have 5 bits, so rows of q are scaled to a range that fits
   __device__ static uint32_t pack(float first, float second) {
     const __half2 both = __floats2half2_rn(first, second);
     return *reinterpret_cast<const uint32_t*>(&both);
@@ -114,7 +115,8 @@ struct Bfloat {
   }
 };
 
-// Two numbers as sums of kParts pairs, each part holding what is left of the parts before. An infinity becomes NaN.
+// Splits two numbers into kParts summands each, in pairs. Each part holds the remainder that earlier parts leave. An
+// infinity becomes NaN.
 template <class Number, int kParts>
 __device__ inline void split(float first, float second, uint32_t (&parts)[kParts]) {
 #pragma unroll
@@ -127,14 +129,14 @@ __device__ inline void split(float first, float second, uint32_t (&parts)[kParts
   }
 }
 
-__device__ inline float exp2_fast(float x) {  // 2^-22 of the result; 0 for -inf
+__device__ inline float exp2_fast(float x) {  // relative error 2^-22; 0 for -inf
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;\n" : "=f"(y) : "f"(x));
   return y;
 }
 
-// a / b of numbers that are not negative. What is below 2^22 is off by one at most before it is corrected; the instructions
-// for any integer take several times as long, and a short call waits for them.
+// a / b for numbers that are not negative. Below 2^22 the first quotient is off by one at most, and is corrected. The
+// general integer division takes several times as long, and a short call waits for it.
 __device__ inline int divide(int a, int b) {
   if (a >= 1 << 22) return a / b;
   const int about = static_cast<int>(__fdividef(static_cast<float>(a), static_cast<float>(b)));

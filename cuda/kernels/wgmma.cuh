@@ -1,26 +1,27 @@
 // SPDX-License-Identifier: MIT
-// Matrix products of a warpgroup (compute capability 9.0), whose operands lie in shared memory, and what orders them:
-// barriers in shared memory, fences, registers moved between warps.
+// Matrix products of a warpgroup (compute capability 9.0), whose operands lie in shared memory, and the instructions that
+// order them: barriers in shared memory, fences, and registers moved between warps.
 //
-// A matrix of 16-bit numbers lies in blocks of 64 columns: rows of 128 bytes, 1,024-byte aligned, whose 16-byte pieces are
-// swizzled, piece p of row r at p ^ r % 8. K is read with dims as the inner dimension, V with keys: the same rows serve
-// both.
+// A matrix of 16-bit numbers lies in blocks of 64 columns. A block has rows of 128 bytes and is 1,024-byte aligned. Its
+// 16-byte pieces are swizzled: piece p of row r lies at p ^ r % 8. K is read with dims as the inner dimension, V with keys
+// as the inner dimension, so the same layout of rows serves both.
 #pragma once
 
 #include "cuda/kernels/warp_ops.cuh"
 
 namespace tandem::cuda {
 
-// Bytes from the beginning of a block of 64 columns to a piece of a row.
+// Returns the bytes from the start of a block of 64 columns to a piece of a row.
 __device__ inline uint32_t swizzled(int row, int piece) { return row * 128 + ((piece ^ row % 8) << 4); }
 
-// Of a matrix as above. block_bytes: from a block of 64 columns to the next, of V.
+// Makes the descriptor of a matrix that lies as above. block_bytes: bytes from one block of 64 columns to the next, for V.
 __device__ inline uint64_t describe_matrix(uint32_t at, int block_bytes) {
   return uint64_t{(at & 0x3ffff) >> 4} | static_cast<uint64_t>(block_bytes >> 4) << 16 | uint64_t{1024 >> 4} << 32 |
          uint64_t{1} << 62;
 }
 
-// d [64 x kWidth] of a warpgroup; a warp has 16 rows, and a thread of 8 columns what it has of a C fragment (warp_ops.cuh).
+// Products into d [64 x kWidth] of a warpgroup. A warp has 16 rows. A thread has its part of a C fragment (warp_ops.cuh) of
+// each 8 columns.
 //   keys:   d = a b^T or d += a b^T, a [64 x 16] and b [kWidth x 16] in shared memory
 //   values: d += a b, a a fragment in registers, b [16 x kWidth] in shared memory
 //   rows:   d = a b^T or d += a b^T, a a fragment in registers, b [kWidth x 16] in shared memory
@@ -34,14 +35,14 @@ template <int kPending>
 __device__ inline void wait_for_products() {
   asm volatile("wgmma.wait_group.sync.aligned %0;\n" ::"n"(kPending) : "memory");
 }
-// Keeps the compiler from reading sums before they are there.
+// Keeps the compiler from reading the sums before the products have finished.
 template <int n>
 __device__ inline void pin(float (&x)[n]) {
 #pragma unroll
   for (int i = 0; i < n; ++i) asm volatile("" : "+f"(x[i])::"memory");
 }
 
-// What threads wrote to shared memory is seen by products.
+// Makes the threads' writes to shared memory visible to products.
 __device__ inline void fence_products() { asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory"); }
 
 __device__ inline void init_barrier(uint32_t barrier, int n_arrivals) {
@@ -50,7 +51,7 @@ __device__ inline void init_barrier(uint32_t barrier, int n_arrivals) {
 __device__ inline void arrive(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];\n" ::"r"(barrier) : "memory");
 }
-// The thread arrives when all copies that it has asked for (copy_async()) have arrived.
+// Makes the thread arrive once all copies that it has started (copy_async()) have finished.
 __device__ inline void arrive_after_copies(uint32_t barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];\n" ::"r"(barrier) : "memory");
 }
@@ -69,7 +70,7 @@ __device__ inline void sync_threads(int barrier, int n_threads) {
 __device__ inline void arrive_threads(int barrier, int n_threads) {
   asm volatile("bar.arrive %0, %1;\n" ::"r"(barrier), "r"(n_threads) : "memory");
 }
-// The same as sync_threads(), and whether x holds of any of them.
+// As sync_threads(). Returns whether x is true in any of the threads.
 __device__ inline bool any_of_threads(int barrier, int n_threads, bool x) {
   int any;
   asm volatile(
@@ -80,7 +81,7 @@ __device__ inline bool any_of_threads(int barrier, int n_threads, bool x) {
   return any != 0;
 }
 
-// A warpgroup's registers a thread, all its warps together.
+// Change the registers of each thread of a warpgroup. All its warps call these together.
 template <int n>
 __device__ inline void take_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;\n" ::"n"(n));

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// How stages judge chunks for blocks of many queries (wide_queries.cuh); search_judges.cuh is for blocks of few.
+// Judges of stages for blocks of many queries (wide_queries.cuh). search_judges.cuh serves blocks of few queries.
 //
-// Where each row's log-sum-exp is taken off its scores, a launch before the stage's own makes the rows' sums. The stage's
-// launch then finds final scores at once, and no score of a single row is written to memory.
+// Where each row's log-sum-exp is subtracted from its scores, an earlier launch makes the rows' sums. So the stage's launch
+// finds final scores at once, and writes no score of a single row to memory.
 #pragma once
 
 #include <cfloat>
@@ -16,8 +16,8 @@ namespace tandem::cuda {
 inline constexpr int kTileShift = 4;
 static_assert(1 << kTileShift == kTileKeys);
 
-// The items that a warp has, of n items of 16 rows. All warps of a warpgroup have n_rounds items; a warp's last one may be
-// behind the end of the n.
+// A warp's items, of n items of 16 rows. All warps of a warpgroup have n_rounds items. A warp's last item may be behind the
+// end of the n.
 struct WideItems {
   int first, step, n_rounds;
 
@@ -30,8 +30,8 @@ struct WideItems {
   }
 };
 
-// The largest product of each of the lane's two rows with any query row; the four lanes of a row share the query rows.
-// less: what is taken off the products with each query row, or null.
+// Finds the largest product of each of the lane's two rows with any query row. The four lanes of a row share the query
+// rows. less: the number that is subtracted from the products with each query row, or null.
 template <int kWidth, bool kIsLess>
 __device__ __forceinline__ void find_largest(const float (&d)[kWidth / 2], float scale, const float* less,
                                              float (&best)[kKeys]) {
@@ -53,7 +53,8 @@ __device__ __forceinline__ void find_largest(const float (&d)[kWidth / 2], float
   for (int i = 0; i < kKeys; ++i) best[i] = largest_over(larger(most[i][0], most[i][1]), 1, 4);
 }
 
-// Where the row of a token's key is, of the block's KV head. token -1: of a token that is there, and it does not count.
+// Returns the address of a token's row of K, of the block's KV head. For token -1, returns the address of an
+// existing row, marked as padding.
 __device__ inline uintptr_t find_key(const SearchCall& call, const SearchJob& job, int token) {
   int slot;
   const int64_t page = find_page(call.search.sequences, job.sequence, call.keys.page_len, max(token, 0), &slot);
@@ -74,7 +75,7 @@ struct WideBounds {
     const DeviceBounds& bounds;
     FoundRows& found;
     WideItems items;
-    bool is_first;  // of the passes over query heads
+    bool is_first;  // first pass over query heads
 
     __device__ int n() const { return items.n_rounds; }
     __device__ int item(int i) const { return items.first + i * items.step; }
@@ -113,7 +114,7 @@ struct WideBounds {
 
 // ---- exact ---------------------------------------------------------------------------------------------------------------
 
-// The place of a row among the sums: [query heads of the KV head][queries].
+// Returns the place of a row among the sums: [query heads of the KV head][queries].
 __device__ inline int sum_row(const SearchJob& job, int head, int query) { return head * job.sequence.q_len + query; }
 
 template <int kHeads>
@@ -124,12 +125,12 @@ struct WideExact {
     const SearchCall& call;
     const SearchJob& job;
     const ExactKeys& keys;
-    const float* less;  // of each of the query rows
+    const float* less;  // subtracted from the products with each query row
     FoundRows& found;
     WideItems items;
     bool is_first;
     int tile_shift;  // an item has 1 << tile_shift tiles
-    float most = 0;  // of the item's tiles so far, where there are several or an item is a chunk
+    float most = 0;  // of the item's tiles so far, where an item is a chunk of one tile or more
 
     __device__ int n() const { return items.n_rounds << tile_shift; }
     __device__ int item(int i) const { return items.first + (i >> tile_shift) * items.step; }
@@ -163,7 +164,7 @@ struct WideExact {
     }
   };
 
-  // Each row's log-sum-exp, of the sums that the pieces have left; 0 where scores are plain logits.
+  // Computes each row's log-sum-exp from the sums of all pieces. 0 where scores are plain logits.
   __device__ static void find_sums(const SearchCall& call, const SearchJob& job, int first_head, float* to) {
     const int row = static_cast<int>(threadIdx.x);
     if (row < kRows && job.normalises == 0) to[row] = 0.0f;
@@ -199,7 +200,7 @@ struct WideExact {
 
 // ---- sums ----------------------------------------------------------------------------------------------------------------
 
-// Each row's largest logit and sum of exponentials over the keys that its stage would attend (search.h).
+// Each row's largest logit and sum of exponentials over the keys that its stage would attend (lib/tables/search.h).
 template <int kHeads>
 struct WideSums {
   static constexpr int kRows = kHeads * kHeadRows;
@@ -207,7 +208,7 @@ struct WideSums {
   static constexpr float kRoom = 64.0f;                     // doublings that a term may be above the largest one so far
 
   // A thread has kWidth / 4 query rows, and logits in units of ln 2. A row's sum is relative to 2^most, where `most` is at
-  // least its largest logit but kRoom.
+  // least its largest logit less kRoom.
   struct Places {
     const SearchCall& call;
     const SearchJob& job;
@@ -221,7 +222,8 @@ struct WideSums {
 
     __device__ int n() const { return items.n_rounds; }
     __device__ int item(int i) const { return items.first + i * items.step; }
-    // The token of a row of the i-th item, -1: it has none. Candidates' tiles come first, then those of sinks and window.
+    // Returns the token of a row of the i-th item, -1 if it has none. Tiles of candidates come first, then those of sinks
+    // and window.
     __device__ int token(int i, int row) const {
       const int tile = item(i), n_unit_tiles = keys.n_units << tile_shift;
       if (tile < n_unit_tiles) return keys.token(job, tile >> tile_shift, tile & (keys.n_tiles - 1), row);
@@ -235,7 +237,7 @@ struct WideSums {
       there = (there & ~(3u << i % 4 * 2)) | of_item << i % 4 * 2;
       return places;
     }
-    // Makes all terms relative to the largest logits so far, these among them.
+    // Makes all terms relative to the largest logits so far, including these.
     __device__ __forceinline__ void raise(const float (&d)[kWidth / 2]) {
 #pragma unroll
       for (int n = 0; n < kWidth / 8; ++n)
@@ -266,8 +268,8 @@ struct WideSums {
     }
   };
 
-  // Adds up the sums of all lanes and warps, and writes the block's to the work space. first_row: the walk's first query
-  // row, counted from the first row of `head`.
+  // Adds up the sums of all lanes and warps, and writes the block's sums to the work space. first_row: the walk's first
+  // query row, counted from the first row of `head`.
   __device__ static void leave(const SearchCall& call, const SearchJob& job, const Places& places, int head, int first_row) {
     __shared__ float_pair of_warps[kSearchWarps][kWidth];
     const int lane = static_cast<int>(threadIdx.x % 32), row = static_cast<int>(threadIdx.x);
@@ -315,15 +317,15 @@ template <int kHeads>
 struct WideDescent {
   static constexpr int kRows = kHeads * kHeadRows;
 
-  // The key that a query head's descent through a chunk has come to, and the largest logit there. All four lanes of a row
-  // read it, and write the same.
+  // The key that a query head's descent through a chunk has reached, and the largest logit there. All four lanes of a row
+  // read it and write the same values.
   struct Way {
     int at;
     float low;
   };
   using Ways = Way[kHeads][kTileKeys];  // of a warp's 16 chunks
 
-  // Where the keys of a chunk are. A chunk lies in up to four pages, the first of which begins with token `begin`.
+  // The places of a chunk's keys. A chunk lies in up to four pages. The first begins with token `begin`.
   static constexpr int kMostPages = 4;
   struct Chunk {
     int first, begin;  // tokens
@@ -403,7 +405,7 @@ struct WideDescent {
     }
   };
 
-  // A key for each head and level.
+  // One key for each head and level.
   struct OwnKeys {
     const SearchCall& call;
     const Chunks& chunks;
@@ -428,7 +430,7 @@ struct WideDescent {
       find_tokens(i, tokens);
       follow(d, call, ways[i % kHeads], tokens, false);
     }
-    // In shared memory, from the first head's query rows on.
+    // Returns the place of a head's query rows, from the first head's on.
     __device__ uint32_t rows_at(int i) const { return i % kHeads * (kHeadRows * kSwizzledRow); }
   };
 
@@ -436,8 +438,8 @@ struct WideDescent {
     const int half = (1 << call.search.stages[call.stage].chunk_shift) / 2;
     FirstTwo two = {call, chunks, ways, half};
     walk_wide<kRows, kRows>(two, wide_rows(), call.keys.dim);
-    // A walk asks for an item's keys up to three turns before it judges them. With four heads and more, the head's last key
-    // has been judged by then, and one walk takes all levels.
+    // A walk loads an item's keys up to three turns before it judges them. With four heads or more, the head's last key has
+    // been judged by then, so one walk takes all levels.
     constexpr bool kIsOneWalk = kHeads > 3;
     const int n_levels = half > 1 ? 31 - __clz(half) : 0;
     for (int level = 0; level < n_levels; level += kIsOneWalk ? n_levels : 1) {

@@ -1,21 +1,22 @@
 // SPDX-License-Identifier: MIT
 // Probe kernels (pattern_probe.cuh) for K and q in bf16 on compute capability 9.0. A block multiplies the probes of up to
-// four query heads of a KV head at once, so that K is read once for them. wide_probe_kernel<kGroups, kIsOfSums> leaves
+// four query heads of a KV head at once, so K is read once for them. wide_probe_kernel<kGroups, kIsOfSums> makes
 //
 //   sums      each probe's largest logit and sum of exponentials, over the keys of a block
-//   weights   behind it: each probe's log-sum-exp of these; sums of weights
+//   weights   after it: each probe's log-sum-exp of these; sums of weights
 //
 //   kGroups warpgroups   have a query head each. Warp w of each has the w-th of four runs of keys
-//   a last warpgroup     its first warp has the copy engine bring 16 keys of each of the four runs: a stage. The others are
-//                        there so that the warps that add up may have their registers
+//   a last warpgroup     its first warp makes the copy engine bring 16 keys of each of the four runs: a stage. Its other
+//   warps
+//                        exist so that the warps that add up get their registers
 //
-// A warpgroup multiplies a stage's 64 keys with its probes. Keys are rows of the product here, and probes its columns:
+// A warpgroup multiplies a stage's 64 keys with its probes. Keys are the rows of the product, and probes its columns:
 //
 //   lane 4 r + j    gets the products of keys r, r + 8 of its run's tile and probes 2 j + 8 n, 2 j + 8 n + 1, n from 0 to 7
 //
-// On an H100 a pass over 131,072 keys of 8 KV heads takes 0.19 ms with 32 query heads. Bringing the keys alone takes 0.10;
-// products alone are hidden by that, and so is 2^x alone (0.12), but both together are not, whether two warpgroups take
-// turns, a warpgroup multiplies a stage ahead, or four warpgroups run freely as here.
+// On an H100 a pass over 131,072 keys of 8 KV heads takes 0.19 ms with 32 query heads. Bringing the keys alone takes 0.10
+// ms. It hides the products alone, and it hides 2^x alone (0.12), but not both together. That holds whether two warpgroups
+// take turns, a warpgroup multiplies a stage ahead, or four warpgroups run freely as here.
 #pragma once
 
 #include <cfloat>
@@ -29,22 +30,22 @@
 
 namespace tandem::cuda {
 
-inline constexpr int kGroupWarps = 4;  // of a warpgroup
+inline constexpr int kGroupWarps = 4;  // warps of a warpgroup
 inline constexpr int kGroupThreads = 32 * kGroupWarps;
 inline constexpr int kBoxBytes = kProbeTile * kSwizzledRow;  // 64 numbers of the keys of a tile
 static_assert(kWideRuns == kGroupWarps);
 
 extern __shared__ __align__(1024) std::byte probe_space[];
 
-// What a block has to do: some query heads of a KV head, and pieces of 4 runs of its keys.
+// The work of a block: some query heads of a KV head, and pieces of 4 runs of its keys.
 struct WideJob {
   const DeviceSequence* sequence;
   int kv_head, first_head, n_heads;  // query heads
-  int end;                           // tokens
-  int n_probes, first_probe;         // the token of the first
-  int n_tiles;                       // of the first runs of all its pieces
+  int end;                           // token behind the last key
+  int n_probes, first_probe;         // token of the first probe
+  int n_tiles;                       // tiles of the first runs of all its pieces
 
-  // False: there is nothing to do.
+  // Finds the job. Returns false if the block has no work.
   __device__ bool find(const PatternCall& call, int most_heads) {
     sequence = &sequence_of(call);
     kv_head = static_cast<int>(blockIdx.y);
@@ -70,7 +71,7 @@ struct WideJob {
     return (static_cast<int>(blockIdx.x) + i / kRunTiles * static_cast<int>(gridDim.x)) * kGroupWarps + warp;
   }
   __device__ static int first_token(int i, int warp) { return run(i, warp) * kRunKeys + i % kRunTiles * kProbeTile; }
-  // Whether all probes are there and see all keys of a tile.
+  // True if there are 64 probes and all of them see all keys of a tile.
   __device__ bool all_see(int first) const { return n_probes == kPatternProbes && first + kProbeTile - 1 <= first_probe; }
 };
 
@@ -102,11 +103,11 @@ struct StageTurn {
   }
 };
 
-// A warp of its own brings all stages. Keys behind the end may be among them: the page has room for them. A tile without any
-// key is not brought.
+// Brings all stages. One warp runs this. A tile at the end may have keys behind the sequence's end, as the page has room
+// for them. A tile without any key is not brought.
 __device__ inline void bring_keys(const PatternCall& call, const CUtensorMap* map, const WideJob& job,
                                   const WideSpace& space) {
-  constexpr int kPageTiles = kPatternKeyBlock / kProbeTile;  // that are in one page for certain
+  constexpr int kPageTiles = kPatternKeyBlock / kProbeTile;  // tiles that are always in one page
   const int lane = static_cast<int>(threadIdx.x % 32), tile = lane % kGroupWarps;
   const uint64_t policy = reused_policy();
   StageTurn turn;
@@ -133,7 +134,7 @@ __device__ inline void bring_keys(const PatternCall& call, const CUtensorMap* ma
   }
 }
 
-// Brings all probes; 0 in the place of those that are not there. All warpgroups that multiply take part.
+// Brings all probes, with 0 for missing ones. All warpgroups that multiply take part.
 template <int kGroups>
 __device__ inline void bring_wide_probes(const PatternCall& call, const WideJob& job, const WideSpace& space) {
   constexpr int kPieces = kWideStep / kEight;
@@ -155,10 +156,10 @@ __device__ inline void bring_wide_probes(const PatternCall& call, const WideJob&
   sync_threads(1, kGroups * kGroupThreads);
 }
 
-// What a lane has of the products of a tile.
+// A lane's part of the products of a tile.
 using WideLogits = float[kPatternProbes / 2];
 
-// Calls take(i, d) for each tile of the warp's runs: d has the products of its keys with the warpgroup's probes.
+// Calls take(i, d) for each tile of the warp's runs. d has the products of its keys with the warpgroup's probes.
 template <class Take>
 __device__ __forceinline__ void walk_keys(const WideJob& job, const WideSpace& space, Take& take) {
   const int group = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / kGroupThreads, 0);
@@ -189,7 +190,7 @@ __device__ __forceinline__ void walk_keys(const WideJob& job, const WideSpace& s
 
 // The lane's keys and probes.
 struct WideLane {
-  int warp, row, column, head;  // w; r; 2 j; the warpgroup's, counted from the block's first
+  int warp, row, column, head;  // w; r; 2 j; index of the warpgroup's head in the block
 
   __device__ WideLane() {
     const int lane = static_cast<int>(threadIdx.x % 32);
@@ -201,7 +202,7 @@ struct WideLane {
 
 // Which of the lane's probes see which of its keys, in a tile that begins with token `first`.
 struct Sight {
-  int from[kKeys], end;  // of 8 n + h
+  int from[kKeys], end;  // bounds of 8 n + h
 
   __device__ Sight(const WideJob& job, const WideLane& lane, int first) : end(job.n_probes - lane.column) {
 #pragma unroll
@@ -212,10 +213,10 @@ struct Sight {
 
 // ---- sums of exponentials ------------------------------------------------------------------------------------------------
 
-// A probe's sum is relative to 2^most, where `most` is the largest logit so far, or less as long as terms are small enough.
+// A probe's sum is relative to 2^most. `most` is the largest logit so far, or less as long as terms are small enough.
 struct WideProbeSums {
-  static constexpr int kProbes = kPatternProbes / 4;  // of a lane: 2 n + h
-  static constexpr float kRoom = 0x1p64f;             // of terms
+  static constexpr int kProbes = kPatternProbes / 4;  // probes of a lane: 2 n + h
+  static constexpr float kRoom = 0x1p64f;             // limit of a term
   const WideJob& job;
   WideLane lane;
   float scale;
@@ -225,17 +226,17 @@ struct WideProbeSums {
 #pragma unroll
     for (int p = 0; p < kProbes; ++p) most[p] = -FLT_MAX, sums[p] = 0.0f;
   }
-  // The product of a lane's probe and its i-th key.
+  // Returns the product of a lane's probe and its i-th key.
   __device__ static float product(const WideLogits& d, int probe, int i) { return d[probe / 2 * 4 + probe % 2 + 2 * i]; }
-  // Makes all terms of a probe relative to the largest logit so far, these two among them.
+  // Makes all terms of a probe relative to the largest logit so far, including these two.
   __device__ __forceinline__ void raise(int probe, float logit, float other) {
     float& own = most[probe];
     const float now = fminf(fmaxf(own, fmaxf(logit, other)), FLT_MAX);
     sums[probe] *= exp2_fast(own - now);
     own = now;
   }
-  // Adds both keys' terms of each probe. False, and nothing is added: one is too large, and `most` is to be raised before.
-  // is_raised: it has been, and what is too large still is infinite.
+  // Adds both keys' terms of each probe. If a term is too large, adds nothing and returns false: the caller has to raise
+  // `most` first. is_raised: `most` was raised, and any term that is still too large is infinite.
   __device__ __forceinline__ bool add_terms(const WideLogits& d, bool is_raised) {
     float terms[kProbes], largest[2] = {};
 #pragma unroll
@@ -248,7 +249,7 @@ struct WideProbeSums {
     for (int p = 0; p < kProbes; ++p) sums[p] += terms[p];
     return true;
   }
-  // Where some probes do not see some keys.
+  // Adds terms where some probes do not see some keys.
   __device__ __forceinline__ void add_seen(const Sight& sight, const WideLogits& d) {
 #pragma unroll
     for (int p = 0; p < kProbes; ++p) {
@@ -269,7 +270,7 @@ struct WideProbeSums {
       for (int p = 0; p < kProbes; ++p) raise(p, product(d, p, 0) * scale, product(d, p, 1) * scale);
     }
   }
-  // Adds up the sums of all lanes and warps, and leaves the block's in the work space.
+  // Adds up the sums of all lanes and warps, and leaves the block's sums in the work space.
   template <int kGroups>
   __device__ void leave(const PatternCall& call) const {
     __shared__ float_pair of_warps[kGroups][kGroupWarps][kPatternProbes];
@@ -289,7 +290,7 @@ struct WideProbeSums {
   }
 };
 
-// The counts that choose the tokens of the block's heads are 0 before the kernels that count.
+// Clears the counts that choose the tokens of the block's heads, before the kernels that count.
 __device__ inline void clear_bins(const PatternCall& call, const WideJob& job, int n_threads) {
   int* const bins = call.bins + int64_t{job.first_head} * (kChoices * kDigits * kBins);
   const int n = job.n_heads * (kChoices * kDigits * kBins), step = static_cast<int>(gridDim.x) * n_threads;
@@ -338,7 +339,7 @@ struct WideProbeWeights {
       }
     }
   }
-  // Over the four lanes that have the same keys.
+  // Sums over the four lanes that have the same keys.
   __device__ __forceinline__ void leave_columns(int first, const float (&sums)[kKeys]) const {
     const int i = static_cast<int>(threadIdx.x % 2);
     float sum = (i == 0 ? sums[0] : sums[1]) + __shfl_xor_sync(~0u, i == 0 ? sums[1] : sums[0], 1);
@@ -362,7 +363,7 @@ struct WideProbeWeights {
     leave_columns(first, sums);
     leave_band(run, t);
     if (t + 1 < kRunTiles && first + kProbeTile < job.end) return;
-      // The bands that the run's last keys have begun; and the next run begins anew.
+      // Finishes the bands that the run's last keys have begun. Then the next run starts with clear bands.
 #pragma unroll 1
     for (int at = t + 1; at <= t + kRunBands - kRunTiles; ++at) {
       bands.pass();
@@ -372,7 +373,7 @@ struct WideProbeWeights {
   }
 };
 
-// The log-sum-exp of each of the block's probes, of the sums that all blocks have left, times -1. 0: the probe is not there.
+// Computes the log-sum-exp of each of the block's probes from the sums of all blocks, times -1. 0 for a missing probe.
 __device__ inline void join_wide_sums(const PatternCall& call, const WideJob& job, int most_heads, float* minus_lse) {
   const int row = static_cast<int>(threadIdx.x), head = row / kPatternProbes, probe = row % kPatternProbes;
   if (head >= most_heads) return;
@@ -393,12 +394,12 @@ __device__ inline void join_wide_sums(const PatternCall& call, const WideJob& jo
 
 // ---- kernels -------------------------------------------------------------------------------------------------------------
 
-// kIsOfSums: else it is of weights.
+// kIsOfSums: the kernel makes sums, else weights.
 template <int kGroups, bool kIsOfSums>
 __global__ void __launch_bounds__((kGroups + 1) * kGroupThreads, 1)
     wide_probe_kernel(const __grid_constant__ WidePatternCall wide) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  constexpr int kThreads = kGroups * kGroupThreads;  // of those that multiply
+  constexpr int kThreads = kGroups * kGroupThreads;  // of the warps that multiply
   const PatternCall& call = wide.call;
   __shared__ uint64_t barriers[2 * kMostProbeStages];
   __shared__ __align__(8) float minus_lse[kGroups * kPatternProbes];

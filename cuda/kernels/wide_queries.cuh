@@ -2,11 +2,11 @@
 // Products of rows of bounds or keys and of many query rows, all bf16 (compute capability 9.0). Each of a block's two
 // warpgroups multiplies
 //
-//   a   64 rows, 16 of which each of its warps has found, in stages of shared memory: 64 numbers of each row at a time
+//   a   64 rows, in stages of shared memory, 64 numbers of each row at a time; each of its warps has found 16 of them
 //   b   64 rows of each of kHeads query heads, in shared memory: row 64 h + i is query i of head h
 //   d   a thread has the products of its two rows with a quarter of the query rows (C fragments of warp_ops.cuh)
 //
-// Rows lie in shared memory as wgmma.cuh says.
+// Rows lie in shared memory as in wgmma.cuh.
 #pragma once
 
 #include "cuda/kernels/search_judges.cuh"
@@ -14,26 +14,26 @@
 
 namespace tandem::cuda {
 
-inline constexpr int kGroupWarps = 4;               // of a warpgroup
-inline constexpr int kPieces = kWideStep / kEight;  // that a row has of a step, of 16 bytes
+inline constexpr int kGroupWarps = 4;               // warps of a warpgroup
+inline constexpr int kPieces = kWideStep / kEight;  // 16-byte pieces that a row has of a step
 
 extern __shared__ __align__(1024) std::byte wide_space[];
 
-// Where query rows are in shared memory; the stages of the warpgroups are before them.
+// Addresses in shared memory: the stages of the warpgroups, and the query rows behind them.
 __device__ inline uint32_t wide_stages() { return (shared_address(wide_space) + 1023) / 1024 * 1024; }
 __device__ inline uint32_t wide_rows() { return wide_stages() + kWideGroups * kWideStages * kWideStageBytes; }
 __device__ inline int n_wide_steps(int n_numbers) { return (n_numbers + kWideStep - 1) / kWideStep; }
 
-// Of two neighbouring numbers of a query row, those above 0, which a row of bounds multiplies with its largest numbers, or
-// those below 0, which it multiplies with its smallest ones; 0 in the place of the others.
+// Keeps one side of two neighbouring numbers of a query row. With is_upper, it keeps numbers above 0, which multiply the
+// largest numbers of a row of bounds. Otherwise it keeps numbers below 0, which multiply the smallest ones. Other numbers
+// become 0.
 __device__ inline uint32_t numbers_of_side(uint32_t pair, bool is_upper) {
   const uint32_t below = ((pair & 0x8000u) != 0 ? 0xffffu : 0u) | ((pair & 0x80000000u) != 0 ? 0xffff0000u : 0u);
   return pair & (is_upper ? ~below : below);
 }
 
-// Brings the query rows of heads [first_head, first_head + kHeads) of the block's KV head to shared memory. In the place of
-// a head or a query that is not there, the last one that is there comes once more: that changes no maximum. All threads of
-// the block take part.
+// Brings the query rows of heads [first_head, first_head + kHeads) of the block's KV head to shared memory. The last
+// existing head or query takes the place of missing ones, which changes no maximum. All threads of the block take part.
 template <int kHeads, bool kIsOfBounds>
 __device__ inline void bring_wide(const SearchCall& call, const SearchJob& job, int first_head) {
   constexpr int kRows = kHeads * kHeadRows;
@@ -77,15 +77,15 @@ __device__ inline uint32_t rows_at(const Places& places, int i) {
     return 0;
 }
 
-// The addresses of the rows of a warp's next items. They are found for several items at once, as an address takes two loads
-// from memory, the second of which needs the first. If the last bit of an address is set, the row does not count, and its
-// address is that of another row, which may be read.
+// The addresses of the rows of a warp's next items. They are found for several items at once, as an address takes two
+// dependent loads from memory. If the last bit of an address is set, the row does not count, and the address is that of
+// another row, which may be read.
 inline constexpr int kFoundItems = 8;
 using FoundRows = uintptr_t[kFoundItems][kTileKeys];
 inline constexpr uintptr_t kIsPadding = 1;
 
-// The lane's two rows of item i. Items are asked for in their order. find(i, row) returns the address of row 0 .. 15 of item
-// i. Bit k of *there: whether the lane's k-th row counts.
+// Returns the lane's two rows of item i. Called for items in their order. find(i, row) returns the address of row 0 .. 15
+// of item i. Bit k of *there: the lane's k-th row counts.
 template <class Find>
 __device__ __forceinline__ RowPlaces find_item(FoundRows& found, int i, Find find, uint32_t* there) {
   const int lane = static_cast<int>(threadIdx.x % 32);
@@ -110,7 +110,7 @@ __device__ __forceinline__ RowPlaces find_item(FoundRows& found, int i, Find fin
 }
 
 // Copies a step of the lane's two rows to a stage. Four lanes share a row: each copies every fourth piece of 16 bytes. to:
-// where the lane's first piece goes. All warps of a warpgroup call this.
+// place of the lane's first piece. All warps of a warpgroup call this.
 __device__ inline void copy_step(const RowPlaces& from, int step, int n_numbers, uint32_t to) {
   const int own = static_cast<int>(threadIdx.x % 4) * kEight + step * kWideStep;
 #pragma unroll
@@ -119,17 +119,18 @@ __device__ inline void copy_step(const RowPlaces& from, int step, int n_numbers,
     for (int j = 0; j < kPieces / 4; ++j)
       copy_async<16>((to ^ j * 64) + i * (8 * kSwizzledRow), from.codes[i] + 2 * (own + 32 * j), own + 32 * j < n_numbers);
 }
-// Where a lane's first piece is in a stage: bytes from its beginning.
+// Returns where a lane's first piece lies in a stage: bytes from its start.
 __device__ inline uint32_t lane_offset() {
   const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32) % kGroupWarps;
   return swizzled(warp * kTileKeys + lane / 4, lane % 4);
 }
-// The stage behind `stage`, both as bytes from the first one.
+// Returns the stage behind `stage`, both as bytes from the first one.
 __device__ inline uint32_t next_stage(uint32_t stage) {
   return stage == (kWideStages - 1) * kWideStageBytes ? 0 : stage + kWideStageBytes;
 }
 
-// d = products of a stage, added to those of the steps before, with kWidth query rows. q: the first of these, of kRows.
+// Sets or adds to d the products of a stage with kWidth query rows. The first step sets d. q: the first of kRows query
+// rows.
 template <int kRows, int kWidth>
 __device__ __forceinline__ void multiply_step(uint32_t stage, uint32_t q, int step, float (&d)[kWidth / 2]) {
   begin_products();
@@ -140,9 +141,9 @@ __device__ __forceinline__ void multiply_step(uint32_t stage, uint32_t q, int st
   commit_products();
 }
 
-// Multiplies the rows of many places, while the next ones come. Places has, for i in [0, n()), open(i): where the lane's two
-// rows are; take(i, d): what becomes of their products; it may have rows_at(i): where the query rows are, from q on. All
-// warps of a warpgroup have the same n(). open(i + 3) may come before take(i). n_numbers: of a row.
+// Multiplies the rows of many places, and loads the next ones meanwhile. Places has, for i in [0, n()), open(i), which
+// returns the lane's two rows, and take(i, d), which uses their products. It may have rows_at(i), the place of the query
+// rows from q on. All warps of a warpgroup have the same n(). open(i + 3) may come before take(i). n_numbers: of a row.
 template <int kRows, int kWidth, class Places>
 __device__ __forceinline__ void walk_wide(Places& places, uint32_t q, int n_numbers) {
   const int n_steps = n_wide_steps(n_numbers), n_items = places.n(), n_units = n_items * n_steps;
@@ -172,7 +173,7 @@ __device__ __forceinline__ void walk_wide(Places& places, uint32_t q, int n_numb
   for (int unit = 0; unit < n_units; ++unit) {
     wait_for_copies<1>();
     fence_products();
-    sync_threads(1 + group, 32 * kGroupWarps);  // all warps have multiplied the stage that is copied to now
+    sync_threads(1 + group, 32 * kGroupWarps);  // all warps have multiplied the stage that the next copy writes to
     copy(unit + 2);
     multiply_step<kRows, kWidth>(stages + stage, q + rows_at(places, at), step, d);
     stage = next_stage(stage);
@@ -184,7 +185,7 @@ __device__ __forceinline__ void walk_wide(Places& places, uint32_t q, int n_numb
     step = 0;
   }
   wait_for_copies<0>();
-  sync_threads(1 + group, 32 * kGroupWarps);  // the next walk's first copies overwrite what warps may still multiply
+  sync_threads(1 + group, 32 * kGroupWarps);  // the next walk's first copies overwrite stages that warps may still multiply
 }
 
 }  // namespace tandem::cuda

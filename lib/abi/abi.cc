@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
-// What a binding asks about the library it has loaded: version, layout of the public structs, names of statuses.
+// Facts that a binding asks about the loaded library: version, layout of the public structs, names of statuses.
 //
-// The fingerprint of a minor version is FNV-1a (64 bits) over a list of numbers, each as four bytes, lowest first: for
-// every public struct in the order of the header, its size and then the offset of each member, as of that minor. A
-// later minor that appends members adds a list of its own and leaves this one, whose sizes are then written as numbers. The
-// list is made from the header (lib/base/abi_layout.h).
+// The fingerprint of a minor version is FNV-1a (64 bits) over a list of numbers, each as four bytes, lowest first. The list
+// has, for every public struct in the order of the header, its size and then the offset of each member, as of that minor. A
+// later minor that appends members adds a list of its own and keeps this one, whose sizes are then written as numbers. The
+// list is generated from the header (lib/base/abi_layout.h).
 #include <cstddef>
 #include <cstdint>
 
@@ -58,8 +58,8 @@ constexpr StatusName kStatusNames[] = {
 }  // namespace
 }  // namespace tandem
 
-// In the archive alone: the shared library exports what lib/tandem.map lists. `pkg-config --static --libs tandem` requires
-// it of the link, which then fails where -ltandem is the shared library.
+// Exists only in the archive: lib/tandem.map does not export it from the shared library. `pkg-config --static --libs tandem`
+// makes the link require it, so the link fails if -ltandem is the shared library.
 extern "C" const char tandem_archive_is_linked_by_tandem_static_pc;
 const char tandem_archive_is_linked_by_tandem_static_pc = 1;
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// Errors at the border: the one place where exceptions are caught, and the error objects that callers own.
+// Errors at the ABI: catches all exceptions and makes the error objects that callers own.
 //
-// An error object needs memory, which may be what is missing. Then the caller gets one of a row of constants, one for
-// each status, that say less; releasing one does nothing.
+// If there is no memory for an error object, the caller gets a constant. There is one for each status, with a shorter
+// message. Releasing a constant does nothing.
 #include "lib/abi/api.h"
 
 #include <unistd.h>
@@ -55,7 +55,7 @@ tandem_error* constant_error(int32_t status) {
   return &constant_errors[std::size(constant_errors) - 1];
 }
 
-// Messages quote what callers pass; they stay one line all the same.
+// Replaces control characters. Messages quote the caller's strings but must stay one line.
 void make_printable(std::string* text) {
   std::replace_if(
       text->begin(), text->end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; }, '?');
@@ -78,7 +78,7 @@ int32_t report_constant(int32_t status, tandem_error** error) {
   return status;
 }
 
-// Builds the report of a failure; where memory for it is missing, a constant has to do.
+// Reports a failure, by a constant if there is no memory for an object.
 int32_t try_report(const char* function, Status status, tandem_error** error) noexcept {
   const int32_t code = status.code();
   try {
@@ -105,7 +105,7 @@ int32_t report_exception(const char* function, const char* what, tandem_error** 
 
 int32_t run_guarded(const char* function, tandem_error** error, Status (*body)(void* context), void* context) noexcept {
   if (reinterpret_cast<uintptr_t>(error) % alignof(tandem_error*) != 0)
-    return TANDEM_ERROR_INVALID_ARGUMENT;  // there is no place for an object that says so
+    return TANDEM_ERROR_INVALID_ARGUMENT;  // *error cannot hold an error object
   const DefaultFpModes modes;
   try {
     Status status = is_forked_child() ? refuse_child() : body(context);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// What the entry points of the C ABI share: the guard around every body, handles by type, and small checks.
+// Shared by the entry points of the C ABI: the guard around every body, handles by type, and small checks.
 //
-// An entry point resolves its handles, copies its options in, checks its arguments and calls the core; it writes to the
-// caller's memory when all of that has succeeded. It holds no logic of its own.
+// An entry point resolves its handles, copies its options, checks its arguments and calls the core. It writes to the
+// caller's memory only after all of that has succeeded. It has no logic of its own.
 #pragma once
 
 #include <cstddef>
@@ -23,7 +23,7 @@ class Cache;
 class Weights;
 struct SessionObject;  // lib/abi/api_session.cc
 
-// Runs body(context) and turns what comes of it into a status and an error object. Exceptions end here.
+// Runs body(context) and turns its result into a status and an error object. Catches all exceptions.
 int32_t run_guarded(const char* function, tandem_error** error, Status (*body)(void* context), void* context) noexcept;
 
 template <typename Body>
@@ -76,12 +76,13 @@ Public* publish(std::shared_ptr<typename HandleTraits<Public>::Object> object) {
 }
 
 Status require_range(const char* field, int64_t value, int64_t low, int64_t high);  // low <= value <= high
-Status require_host_stream(const void* stream);                                     // NULL: the tensors are in host memory
-// Token counts that a caller may ask for at once: no sequence holds more.
+// Refuses a stream other than NULL, as the tensors are in host memory.
+Status require_host_stream(const void* stream);
+// The most tokens that a caller may ask for at once. No sequence holds more.
 inline constexpr int64_t kMaxTokens = INT32_MAX;
 Status require_tokens(const char* field, int64_t value);  // INVALID_ARGUMENT below 0, CAPACITY above
 
-// Texts for callers: at most buffer_bytes with the final 0, *needed_bytes (may be null) gets the whole size.
+// Texts for callers: at most buffer_bytes, final 0 included. *needed_bytes (may be null) gets the full size.
 Status check_text_buffer(const char* buffer, size_t buffer_bytes, const size_t* needed_bytes);
 void write_text(const std::string& text, char* buffer, size_t buffer_bytes, size_t* needed_bytes);
 

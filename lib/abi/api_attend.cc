@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Entry point: attend. Everything that can be said about its arguments without looking at a sequence is said here.
+// Entry point: attend. Checks everything about the arguments that does not depend on the sequences' state.
 #include <bit>
 
 #include "lib/abi/api_session.h"
@@ -16,10 +16,10 @@ struct AttendRequest {
   const Layer* layer = nullptr;
   int64_t n_tokens = 0;
   bool has_k = false, has_v = false, has_x = false, has_lse = false, on_device = false;
-  TensorPlace place;  // of all but q
+  TensorPlace place;  // of all tensors but q
   CheckedTensor q, k, v, x, o, lse;
   TensorView k_view, v_view, x_view;
-  tandem_selection selection;  // where has_selection
+  tandem_selection selection;  // valid if has_selection
   bool has_selection = false;
   CheckedTensor idx;
   NamedKeys named;
@@ -51,7 +51,7 @@ Status check_flags(const AttendRequest& call) {
   return {};
 }
 
-// Where q is the others are too.
+// Checks q. All other tensors must be in the same memory.
 Status check_q(const Device* device, AttendRequest* call) {
   const Layer& l = *call->layer;
   TensorSpec spec{"q", 3, {{"n_tokens", kAnyLength}, {"n_q_heads", l.n_q_heads}, {"k_head_dim", l.k_head_dim}}};
@@ -65,7 +65,7 @@ Status check_q(const Device* device, AttendRequest* call) {
   return call->on_device ? Status() : require_host_stream(call->args.stream);
 }
 
-// On a device a call has returned before there is anything to stop.
+// A call on a device returns as soon as its work is launched, so it can be neither cancelled nor watched.
 Status check_watch(const AttendRequest& call) {
   const tandem_attend_args& args = call.args;
   if (args.progress == nullptr && args.progress_user != nullptr)
@@ -138,7 +138,7 @@ Status check_selection(AttendRequest* call) {
                   {{"n_tokens", call->n_tokens}, {"n_kv_heads", kAnyLength}, {"n_idx", kAnyLength}},
                   TensorTypes::kIndices,
                   call->place};
-  spec.place.host = true;  // a call on device tensors takes indices from either
+  spec.place.host = true;  // a call on device tensors also takes indices in host memory
   TANDEM_TRY(check_tensor(selection.idx, spec, &call->idx));
   const int64_t n_heads = call->idx.length(1), n_kv_heads = call->layer->n_kv_heads;
   if (n_heads != 1 && n_heads != n_kv_heads)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Entry point: attention over K and V that the caller owns. Everything that can be refused is refused here.
+// Entry point: attention over K and V that the caller owns. All arguments are checked here.
 #include <algorithm>
 #include <cmath>
 #include <string>
@@ -68,7 +68,7 @@ Status check_rows(const tandem_tensor* tensor, const char* name, const TensorDim
   return check_tensor(tensor, spec, checked);
 }
 
-// How many sequences there are, and whether tensors have a dimension for them.
+// Finds the number of sequences, and whether tensors have a dimension for them.
 Status find_form(TensorsRequest* call) {
   const tandem_attend_tensors_args& args = call->args;
   TANDEM_TRY(require(args.q, "q"));
@@ -94,7 +94,8 @@ Status check_tensors(TensorsRequest* call) {
                         TensorTypes::kKeys, *call, &call->k));
   call->n_keys = call->k.length(first);
   call->n_kv_heads = call->k.length(first + 1);
-  if (call->n_kv_heads > 0 && call->n_q_heads <= INT32_MAX && call->n_q_heads % call->n_kv_heads != 0)  // else check_layer()
+  // check_layer() refuses n_kv_heads = 0 and too many query heads.
+  if (call->n_kv_heads > 0 && call->n_q_heads <= INT32_MAX && call->n_q_heads % call->n_kv_heads != 0)
     return fail(
         kInvalid, "n_q_heads",
         "n_q_heads = %lld is not a multiple of n_kv_heads = %lld: the axes of q are [%sn_tokens, n_q_heads, k_head_dim], "
@@ -118,7 +119,7 @@ Status check_tensors(TensorsRequest* call) {
   return check_tensor(args.lse, spec, &call->lse);
 }
 
-// One of q_lens and kv_lens: given, or what the tensors have.
+// Copies q_lens or kv_lens. If they are not given, every sequence has n_rows.
 Status copy_lengths(const TensorsRequest& call, const int64_t* given, const char* name, int64_t n_rows,
                     std::vector<int64_t>* lengths) {
   const char* rows = name[0] == 'q' ? "tokens of q" : "keys of k";
@@ -201,7 +202,7 @@ Status check_outputs(const TensorsRequest& call) {
   return check_disjoint(call.o, call.lse);
 }
 
-// The geometry that the tensors have, checked as a model's layer is.
+// Makes the layer that the tensors' shapes describe, checked like a layer of a model.
 Status make_layer(const TensorsRequest& call, Layer* layer) {
   const tandem_attend_tensors_args& args = call.args;
   tandem_layer_options options = AbiStruct<tandem_layer_options>::defaults();
@@ -216,7 +217,7 @@ Status make_layer(const TensorsRequest& call, Layer* layer) {
   options.sliding_window_tokens = args.sliding_window_tokens;
   options.sinks = args.sinks;
   TANDEM_TRY(check_layer(options, LayerRefusal("")));
-  TANDEM_TRY(check_slopes(call));  // as many as the checked n_q_heads
+  TANDEM_TRY(check_slopes(call));  // reads n_q_heads slopes, so after check_layer()
   if (options.v_head_dim == 0) return fail(kInvalid, "v_head_dim", "v_head_dim = 0 is not positive");
   *layer = resolve_layer(options);
   layer->sinks = args.sinks;
@@ -230,15 +231,16 @@ Status make_layer(const TensorsRequest& call, Layer* layer) {
 
 Status check_counts(const TensorsRequest& call) {
   TANDEM_TRY(require_tokens("n_keys", call.n_keys));
-  const int64_t most = kMaxTokens / std::max<int64_t>(1, call.n_q_heads);  // rows of a KV head, of all sequences
+  // Keeps n_tokens * n_q_heads over all sequences within kMaxTokens.
+  const int64_t most = kMaxTokens / std::max<int64_t>(1, call.n_q_heads);
   const int64_t n_blocks = call.padded ? std::max<int64_t>(1, call.n_sequences) : 1;
   if (call.n_tokens <= most / n_blocks) return {};
   return fail(TANDEM_ERROR_CAPACITY, "n_tokens", "n_tokens = %lld of %lld sequences is more than one call can attend (%lld)",
               static_cast<long long>(call.n_tokens), static_cast<long long>(n_blocks), static_cast<long long>(most));
 }
 
-// Where the n_rows rows of a sequence begin, which a packed tensor has from row `row` on. Without rows it is the tensor
-// itself: behind its last row there may be no address.
+// Returns the address of a sequence's n_rows rows. In a packed tensor they begin with row `row`. Without rows, returns the
+// tensor's own address, as there may be no valid address after its last row.
 std::byte* first_row(const TensorsRequest& call, const CheckedTensor& t, int64_t sequence_idx, int64_t row, int64_t n_rows) {
   auto* data = static_cast<std::byte*>(t.tensor.data);
   return n_rows == 0 ? data : data + (call.padded ? sequence_idx : row) * stride_bytes(t, 0);

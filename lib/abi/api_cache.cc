@@ -19,7 +19,7 @@ Status check_layer_idx(const Cache& cache, int32_t layer_idx) {
 struct KeyValue {
   CheckedTensor k, v;
   TensorView k_view, v_view;
-  const TensorView* k_ptr = nullptr;  // null where not given
+  const TensorView* k_ptr = nullptr;  // null if not given
   const TensorView* v_ptr = nullptr;
 };
 
@@ -56,8 +56,8 @@ struct AppendedTensors {
   const tandem_tensor *k, *v, *x;
 };
 
-// x: [n_tokens, hidden_dim] of a layer that keeps hidden states, null of one that keeps none; n_tokens: kAnyLength where it
-// says how many.
+// Checks x: [n_tokens, hidden_dim] in a layer that keeps hidden states, null in other layers. n_tokens: kAnyLength if x
+// defines it.
 Status check_hidden(const Layer& layer, const tandem_tensor* x, int64_t n_tokens, CheckedTensor* checked) {
   TANDEM_TRY(refuse_hidden(layer, x));
   if (x == nullptr) return {};
@@ -65,7 +65,7 @@ Status check_hidden(const Layer& layer, const tandem_tensor* x, int64_t n_tokens
   return require_tokens("x.shape[0]", checked->length(0));
 }
 
-// With x, or without: as the layer wants it.
+// Appends k, v and, if the layer keeps hidden states, x.
 Status append(tandem_cache* cache, int64_t sequence, int32_t layer_idx, const AppendedTensors& tensors, void* stream) {
   std::shared_ptr<Cache> object;
   TANDEM_TRY(resolve(cache, "cache", &object));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Entry points: tensor, engine, model, names of what this build has.
+// Entry points: tensor, engine, model, names of dtypes, policies and CPU instruction sets.
 #include <algorithm>
 #include <cstring>
 #include <vector>
@@ -17,7 +17,7 @@ namespace {
 
 constexpr int32_t kMaxLayers = 65536;
 
-// The contiguous tensor that the arguments describe, checked as a call that uses it would.
+// Makes the contiguous tensor that the arguments describe, and checks it as a call would.
 Status make_contiguous(int32_t dtype, void* data, int32_t n_dims, const int64_t* shape, tandem_tensor* made) {
   TANDEM_TRY(require(shape, "shape"));
   TANDEM_TRY(require_range("n_dims", n_dims, 1, 4));

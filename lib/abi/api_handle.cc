@@ -23,7 +23,7 @@ constexpr int kMaxSlabs = 32;
 constexpr int64_t slab_blocks(int slab_idx) { return int64_t{256} << slab_idx; }
 
 struct Registry {
-  std::mutex mutex;  // guards all but reading slabs
+  std::mutex mutex;  // guards all but reads of slabs
   std::atomic<Block*> slabs[kMaxSlabs] = {};
   int n_slabs = 0;
   int64_t n_fresh = 0;  // blocks at the end of the newest slab that were never used
@@ -32,8 +32,8 @@ struct Registry {
   int64_t n_released = 0;
 };
 
-// The first slab is the library's own memory, so that it goes when a program unloads the library; nothing could free it
-// then, as a destructor would run at the end of the process too, where other threads may still call.
+// The first slab is static memory, so unloading the library frees it. A destructor could not: it would also run at the end
+// of the process, while other threads may still call.
 alignas(Block) constinit std::byte first_slab[static_cast<size_t>(slab_blocks(0)) * sizeof(Block)] = {};
 
 Block* make_slab(int slab_idx) {
@@ -48,7 +48,7 @@ constinit Registry registry;
 constinit std::atomic<bool> forked{false};
 constinit std::atomic<bool> watching{false};
 
-// The block with this address; null when it is not one. Reads nothing through the pointer.
+// Returns the block with this address; null if there is none. Never reads through the pointer.
 Block* block_at(const void* handle) {
   const auto address = reinterpret_cast<uintptr_t>(handle);
   for (int i = 0; i < kMaxSlabs; ++i) {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 // Entry point: merge of states.
 //
-// The backend merges f32 rows that lie one after another. Where the caller's tensors are such rows already they are used
-// as they are; otherwise rows go through work space in blocks: converted, merged, converted back. Blocks bound the memory,
-// and since each is read before it is written, outputs may replace the first state.
+// The backend merges contiguous f32 rows. If all of the caller's tensors are such rows, they are merged directly. Otherwise
+// rows go through work space in blocks: converted, merged, converted back. Blocks bound the memory. Each block is read
+// before it is written, so outputs may replace the first state.
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
@@ -20,7 +20,7 @@ namespace {
 
 constexpr int64_t kBlockBytes = int64_t{4} << 20;  // work space
 constexpr int64_t kRowsPerTask = 64;
-constexpr int32_t kMostStates = 65536;  // more than there are machines; n_states comes from the caller unchecked
+constexpr int32_t kMostStates = 65536;  // more than any number of machines; n_states comes unchecked from the caller
 
 struct MergeCall {
   CheckedTensor o_out, lse_out;
@@ -30,7 +30,7 @@ struct MergeCall {
   int64_t n_rows() const { return n_tokens * n_heads; }
 };
 
-// Rows of o [n_tokens, n_heads, head_dim] or lse [n_tokens, n_heads], counted through tokens and heads.
+// Returns row `row` of o [n_tokens, n_heads, head_dim] or of lse [n_tokens, n_heads], counted over tokens and heads.
 std::byte* row_of(const CheckedTensor& t, int64_t row) {
   const int64_t heads = t.tensor.shape[1], size = row_bytes(t.tensor.dtype, 1);
   return static_cast<std::byte*>(t.tensor.data) +
@@ -45,7 +45,7 @@ bool is_dense_f32(const CheckedTensor& t) {
 }
 
 Status check_states(const tandem_tensor* const* o, const tandem_tensor* const* lse, int32_t n_states, MergeCall* call) {
-  // One by one: what is wrong with the first states is said before there is memory for all.
+  // Grows one by one, so an error in the first states is reported before all of them need memory.
   for (int32_t i = 0; i < n_states; ++i) {
     char name[24];
     std::snprintf(name, sizeof name, "o[%d]", i);
@@ -59,7 +59,7 @@ Status check_states(const tandem_tensor* const* o, const tandem_tensor* const* l
   return {};
 }
 
-// Outputs lie apart from each other and from every state, except that each may be its counterpart of state 0.
+// Checks that outputs overlap neither each other nor any state. Each output may be its counterpart of state 0.
 Status check_outputs(const MergeCall& call) {
   TANDEM_TRY(check_disjoint(call.o_out, call.lse_out));
   for (size_t i = 0; i < call.o.size(); ++i) {
@@ -71,7 +71,7 @@ Status check_outputs(const MergeCall& call) {
   return {};
 }
 
-// Work space for one block: rows of every state, then of the result.
+// Work space of one block: rows of every state. The result replaces state 0.
 struct Block {
   const MergeCall* call;
   const Backend* cpu;
@@ -97,7 +97,7 @@ void gather_task(void* context, int64_t task_idx, int32_t) {
   }
 }
 
-// The result stands where state 0 was.
+// The result is in the place of state 0.
 void scatter_task(void* context, int64_t task_idx, int32_t) {
   Block& block = *static_cast<Block*>(context);
   const int64_t begin = task_idx * kRowsPerTask, end = std::min(begin + kRowsPerTask, block.n_rows);

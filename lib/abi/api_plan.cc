@@ -12,7 +12,7 @@
 namespace tandem {
 namespace {
 
-// A layer that every build can serve, where the caller asks about cache and session alone.
+// Returns a layer that every build can serve, for callers that ask only about cache and session.
 tandem_layer_options plain_layer() {
   tandem_layer_options layer = AbiStruct<tandem_layer_options>::defaults();
   layer.n_q_heads = layer.n_kv_heads = 1;
@@ -134,7 +134,7 @@ int32_t tandem_route_report(char* buffer, size_t buffer_bytes, size_t* needed_by
   });
 }
 
-// Asks the create calls themselves; nothing that a cache or session holds is allocated before a sequence grows.
+// Calls the create functions themselves. Caches and sessions allocate their memory only when a sequence grows.
 int32_t tandem_supports(const tandem_engine* engine, const tandem_layer_options* layer, const tandem_cache_options* cache,
                         const tandem_session_options* session, tandem_error** why) {
   return guarded(__func__, why, [&]() -> Status {

@@ -9,8 +9,8 @@
 namespace tandem {
 namespace {
 
-// The session may be in use by another thread: what is done with the sequence is done under the cache's mutex. *states: null
-// without a session.
+// Finds the session's states. Another thread may use the session, so all work on the sequence needs the cache's mutex.
+// *states: null without a session.
 Status find_states(const tandem_session* session, const Cache& cache, std::shared_ptr<SessionObject>* object,
                    SessionStates** states) {
   if (session == nullptr) return {};
@@ -47,7 +47,7 @@ Status copy_blobs(const tandem_save_options& options, std::vector<SavedBlob>* bl
   return {};
 }
 
-// A function cannot be misaligned.
+// Functions have no alignment to check.
 template <typename Function>
 Status require_function(Function function, const char* parameter) {
   return function == nullptr ? refuse_null(parameter) : Status();

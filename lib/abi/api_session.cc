@@ -60,7 +60,7 @@ Status check_kept(const int64_t* kept_idx, int64_t n_kept) {
   return {};
 }
 
-// With a device, the step's tensors may be there.
+// Checks the stream. With a device, the step's tensors may be in its memory.
 Status check_step_stream(const Cache& cache, const void* stream) {
   return cache.engine().device() != nullptr ? Status() : require_host_stream(stream);
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What the entry points of a session share.
+// Shared by the entry points of a session.
 #pragma once
 
 #include <atomic>
@@ -21,7 +21,7 @@ struct SessionObject {
   std::vector<int64_t> sorted;  // work space of check_sequences()
 };
 
-// One call on a session: a reference to it, and the refusal of a second thread meanwhile.
+// One call on a session. Holds a reference to it and refuses a second thread meanwhile.
 class SessionCall {
  public:
   SessionCall() = default;
@@ -37,8 +37,8 @@ class SessionCall {
   std::shared_ptr<SessionObject> object_;
 };
 
-// Arrays [n_sequences]: given, lengths in range, each sequence once. Allocates only where the list is not ascending and
-// longer than any before.
+// Checks arrays [n_sequences]: non-null, lengths in range, each sequence once. Allocates only if the list is not ascending
+// and longer than any list before.
 Status check_sequences(const int64_t* sequences, const int64_t* q_lens, int32_t n_sequences, std::vector<int64_t>* sorted);
 
 }  // namespace tandem

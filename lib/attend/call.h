@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// An attend call, or a chunk of one, while it is under way: what was asked for, and what has been decided so far. Data
-// alone; lib/attend/executor.h has the order of work.
+// An attend call, or a chunk of one, while it runs: its arguments and the decisions made so far. Data only;
+// lib/attend/executor.h has the order of work.
 #pragma once
 
 #include "lib/attend/session_core.h"
@@ -21,7 +21,7 @@ class AtEnd {
   F action_;
 };
 
-inline constexpr int64_t kManyTokens = 4096;  // of a call: to go through them takes some time
+inline constexpr int64_t kManyTokens = 4096;  // of a call: looping over so many takes noticeable time
 
 struct Call {
   Call(SessionCore& core, const AttendArgs& asked, AttendScratch& work, HandOverTask* ticket = nullptr)
@@ -30,14 +30,15 @@ struct Call {
 
   Cache& cache() const { return *session.cache; }
   const Layer& layer() const { return facts.layer; }
-  // What rows of queries and outputs in host memory are ordered by.
+  // Returns the layer by which rows of queries and outputs in host memory are ordered.
   const Layer& row_layer() const { return by_q_head ? facts.by_q_head : facts.layer; }
   const Backend& cpu() const { return session.cache->engine().cpu(); }
   DeviceSession& device() const { return *session.device; }
   std::vector<SequenceCall>& calls() const { return scratch.calls; }
   bool appends() const { return args.k != nullptr; }
-  bool names_keys() const { return args.named != nullptr || facts.policy.names_keys(); }  // the caller does, or the selector
-  // Its ticket brings indices of named keys, or may do so in a planned step.
+  // Returns whether the caller or the selector names keys.
+  bool names_keys() const { return args.named != nullptr || facts.policy.names_keys(); }
+  // Returns whether the ticket brings indices of named keys, or may do so in a planned step.
   bool may_name() const {
     return task != nullptr && (args.named != nullptr || (task->step > 0 && session.terms().names_in_steps(facts.idx)));
   }
@@ -59,13 +60,13 @@ struct Call {
             .window_len = session.options.window_len,
             .decode_keys = narrow_decode_keys()};
   }
-  // Under head patterns, on a device.
+  // Returns the keys of decode calls where head patterns narrow them, for calls on a device; else null.
   const std::vector<DecodeKeys>* narrow_decode_keys() const {
     if (!args.on_device || !facts.policy.follows_patterns) return nullptr;
     const PatternsOfLayer& patterns = session.options.patterns[facts.idx];
     return patterns.narrows_decode() ? &patterns.decode : nullptr;
   }
-  // The address of a page of whole_layer, as windows have them.
+  // Returns the address of a page of whole_layer in the form that page tables of windows use.
   int64_t page_of_whole_layer(int64_t token) const {
     const WindowGeometry::LayerPlanes& planes = device().geometry().layers[facts.idx];
     return reinterpret_cast<intptr_t>(whole_layer + token / kDevicePageLen * planes.bytes) - planes.at[0];
@@ -76,26 +77,27 @@ struct Call {
   const AttendArgs& args;
   const SessionLayer& facts;
   AttendScratch& scratch;
-  HandOverTask* const task;  // of a chunk on device tensors; of a planned step null once the step has begun
-  RoutesTaken taken;         // by the call, or by the chunk
-  int64_t most_queries = 0;  // of a sequence in one chunk
-  int64_t n_layers = 1;      // of a planned step: the layers that are planned like this one, with it
-  DeviceLists lists;         // key lists in device memory; null where each KV head attends all that the window has
-  // Of a speculative call on a device, and where the caller names keys: each query as a sequence of its own. Where the
-  // selector names them: the parts of the query blocks of an append (lib/attend/search_call.h), and these blocks.
+  HandOverTask* const task;  // of a chunk on device tensors; null for a layer of a planned step once the step has begun
+  RoutesTaken taken;         // by the call or the chunk
+  int64_t most_queries = 0;  // of one sequence in one chunk
+  int64_t n_layers = 1;      // in a planned step: this layer and the layers that follow its plan
+  DeviceLists lists;         // key lists in device memory; null where each KV head attends the whole window
+  // queries: each query described as a sequence of its own, in a speculative call on a device or where the caller names
+  // keys. Where the selector names keys: the parts of an append's query blocks (lib/attend/search_call.h). blocks: these
+  // query blocks.
   DeviceSequences queries, blocks;
-  // In device memory, where the device makes an append's key lists of head patterns (lib/attend/pattern_call.h).
+  // In device memory. Set where the device makes an append's key lists from head patterns (lib/attend/pattern_call.h).
   const DeviceHeadPattern* head_patterns = nullptr;
-  // In device memory: pages of all keys of the layer, where a long append has brought them (lib/attend/whole_layer.h).
+  // In device memory: pages of all keys of the layer, if a long append has brought them (lib/attend/whole_layer.h).
   std::byte* whole_layer = nullptr;
-  const int32_t* positions = nullptr;  // of a speculative call on a device, of all tokens
-  // Where the caller names keys, on a device: their indices. They are the caller's, or, where has_host_idx says so, in host
-  // memory until send_indices() has copied them.
+  const int32_t* positions = nullptr;  // of all tokens of a speculative call on a device
+  // The indices that the caller names, for calls on a device; in the caller's memory. has_host_idx: they are in host memory
+  // until send_indices() has copied them.
   DeviceIndices indices;
   bool has_host_idx = false;
-  bool by_q_head = false;                   // each query head has keys of its own: an append that follows head patterns
-  bool goes_short = false;                  // there was no memory for its long chunks
-  int64_t first_row = 0;                    // the call's row that is the chunk's first
+  bool by_q_head = false;                   // each query head has its own keys: an append that follows head patterns
+  bool goes_short = false;                  // long chunks are not used, for lack of memory
+  int64_t first_row = 0;                    // the row of the call that is the chunk's first row
   int64_t most_tokens = kMostTicketTokens;  // of a chunk
 };
 

@@ -6,7 +6,7 @@
 namespace tandem {
 namespace {
 
-// A query of the tree sees its ancestors and itself among the new tokens, and sits as deep as its chain is long.
+// A query of a tree sees its ancestors and itself among the new tokens. Its depth is the length of its chain.
 void set_tree(const Call& call, SequenceCall& of) {
   AttendScratch& scratch = call.scratch;
   const int32_t* parents = call.args.parent_idx + of.first_row;
@@ -35,7 +35,7 @@ void set_tree(const Call& call, SequenceCall& of) {
   }
 }
 
-// Sinks and the newest window_len tokens of each query; inside a sliding-window layer there are no sinks to see.
+// Sets the sinks and the newest window_len tokens of each query. Layers with a sliding window have no sinks.
 void see_sinks_and_newest(const Call& call, SequenceCall& of) {
   AttendScratch& scratch = call.scratch;
   const PolicyOptions& options = call.session.options;
@@ -69,9 +69,9 @@ void choose_keys(const Call& call, SequenceCall& of) {
   of.host_end = of.resident_begin;
   of.selected = host == HostKeys::kSelected;
   if (of.selected) of.host_end = std::min(call.session.options.sink_len, of.resident_begin);
-  of.has_host = of.resident_begin > least;  // nobody knows yet what will be selected when the queries are there
+  of.has_host = of.resident_begin > least;  // the selection follows once the queries are available
   of.first_job_key = of.resident_begin;
-  // One processor has both parts, and they are one range: one job, and nothing to merge.
+  // One processor has both parts, and they are one range: one job and no merge.
   if ((host == HostKeys::kAll || host == HostKeys::kNamed) && !call.args.on_device) {
     of.first_job_key = of.host_begin;
     of.has_host = false;
@@ -79,7 +79,7 @@ void choose_keys(const Call& call, SequenceCall& of) {
   of.observes = call.facts.policy.keeps_maw && !of.is_append && !call.args.speculative;
 }
 
-// For each query: the first token whose key is no further from the query than the layer's patterns allow.
+// Finds, for each query, the first token whose key is within the largest distance of the layer's patterns.
 Status cap_distances(const Call& call, SequenceCall& of) {
   if (!call.facts.policy.follows_patterns) return {};
   const int64_t most = call.session.options.patterns[call.facts.idx].max_distance;
@@ -95,7 +95,7 @@ Status cap_distances(const Call& call, SequenceCall& of) {
   return {};
 }
 
-// Sinks and newest keys for the heads of the layer that stream.
+// Sets sinks and newest keys for the layer's streaming heads.
 void see_for_streaming_heads(const Call& call, SequenceCall& of) {
   if (call.facts.heads == nullptr) return;
   AttendScratch& scratch = call.scratch;
@@ -110,7 +110,8 @@ void see_for_streaming_heads(const Call& call, SequenceCall& of) {
   }
   const bool on_device = call.args.on_device;
   own.keys = sinks_and_newest(options, options.sink_len, scratch.begin[own.visibility_at], of.length, on_device);
-  // Queries of tokens that are there already may look further back than the window begins: all heads' keys then begin there.
+  // Queries of tokens that are already in the sequence may see keys before the window's begin. All heads' keys begin there
+  // then.
   if (on_device) of.resident_begin = std::min(of.resident_begin, own.keys.newest_begin);
   of.host_end = std::min(of.host_end, of.resident_begin);
   if (call.facts.heads->retrieval.n_kv_heads == 0) of.host_begin = of.host_end = of.resident_begin;

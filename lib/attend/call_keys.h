@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Which keys the queries of a call see, and which of these are in the window, on the host, or still to be selected.
+// Decides which keys the queries of a call see, and whether these are in the window, on the host, or still to be selected.
 #pragma once
 
 #include "lib/attend/call.h"
@@ -7,11 +7,11 @@
 namespace tandem {
 
 void clear_visibility(AttendScratch& scratch);
-// One sequence of the call, whose lengths and window are set. CANCELLED.
+// Sets the keys that one sequence of the call attends. Its lengths and window are set already. CANCELLED.
 Status see_keys(const Call& call, SequenceCall& of);
-// Causal order alone.
+// Sets causal order and the sliding window only.
 Status set_visibility(const Call& call, SequenceCall& of);
-// When all sequences have been seen: the vectors that they point to have grown to their end.
+// Sets the pointers into the vectors of `scratch`. Called after see_keys() of all sequences, as the vectors grow until then.
 void point_visibility(AttendScratch& scratch);
 
 }  // namespace tandem

@@ -17,7 +17,7 @@ std::byte* buffer_of(const Call& chunk) {
   return chunk.device().work().prefill_area() + size.rows_at + chunk.device().side()->turn() * size.rows_bytes;
 }
 
-// From the buffer whose turn it is to the store; a copy has rows of one pinned piece. Returns how many bytes.
+// Lists the copies from the current buffer to the store. A copy has rows of one pinned piece. Returns the number of bytes.
 int64_t list_copies(const Call& chunk, const SequenceCall& of, CopyList* copies) {
   const NewRowsLayout layout(chunk.layer(), of.q_len);
   std::byte* const buffer = buffer_of(chunk);
@@ -49,8 +49,8 @@ void ChunkRows::choose_way(Call& call) {
                             static_cast<long long>(kTicket));
 }
 
-// Where pieces are streamed, a ticket before the copies tells when the queries were there: the time of the pieces counts
-// from then (HandOverPart::begins_long).
+// If pieces are streamed, a ticket before the copies tells when the queries have arrived. The time of the pieces counts from
+// then (HandOverPart::begins_long).
 int64_t ChunkRows::n_tasks(const PrefillSize& size, int64_t n_tokens) {
   if (!size.copies_rows) return tickets_of(n_tokens);
   return size.streams() ? 2 : 1;
@@ -90,7 +90,8 @@ int64_t ChunkRows::describe_tickets(const Call& chunk, const DeviceSequence& of_
   return n;
 }
 
-// The last chunk's buffers may overlap other parts of this chunk's area: where they lay elsewhere, they are copied first.
+// The last chunk's buffers may overlap other parts of this chunk's area. If the buffers have moved, their copies must end
+// first.
 Status ChunkRows::send(const Call& chunk, const DeviceAppend& append, const DeviceSequence* tickets) {
   const TraceRange range("append", chunk.args.layer_idx, "resident");
   const PrefillSize& size = chunk.taken.prefill;
@@ -122,7 +123,7 @@ Status ChunkRows::copy(const Call& chunk, const DeviceAppend& append) {
   return post_empty(chunk, append);
 }
 
-// A ticket behind all that the side stream was asked for.
+// Takes a ticket after all work launched on the side stream so far.
 Status ChunkRows::post_empty(const Call& chunk, const DeviceAppend& append) const {
   const DeviceSession& device = chunk.device();
   DeviceAppend empty;

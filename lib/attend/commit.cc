@@ -25,7 +25,7 @@ void guess_tokens(const Call& call, const SequenceCall& of) {
 
 namespace {
 
-// The lists are on the device: as many keys as a query may have are counted.
+// Counts as many keys as a query may attend, as the lists themselves are on the device.
 void count_pruned(const Call& call, const SequenceCall& of) {
   const PruningOfLayer& pruning = call.session.options.pruning.layers[call.facts.idx];
   const PruningRecord& record = of.is_append ? pruning.append : pruning.decode;
@@ -46,7 +46,7 @@ void count_bytes(const Call& call, const SequenceCall& of) {
   sums.n_query_tokens += of.q_len * call.n_layers;
   sums.dense_kv_bytes += (of.length - of.dense_begin) * key_bytes * call.layer().n_kv_heads;
   if (call.args.on_device && call.facts.policy.prunes) return count_pruned(call, of);
-  if (call.names_keys()) return;  // which keys were read the call's host part has counted
+  if (call.names_keys()) return;  // the call's host part has counted which keys were read
   sums.resident_kv_bytes_read += (of.length - of.resident_begin) * per_token;
   const int64_t n_found = std::max<int64_t>(0, of.resident_begin - of.first_foreign());
   sums.host_kv_bytes_read += (of.host_end - of.host_begin + n_found) * per_token;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What a call leaves when it has succeeded: lengths, windows, statistics. The cache's mutex is held exclusively; cannot
+// Commits a successful call: lengths, windows, statistics. The cache's mutex is held exclusively. These functions cannot
 // fail.
 #pragma once
 
@@ -7,9 +7,9 @@
 
 namespace tandem {
 
-// The sequence's new tokens count, and the oldest leave the window.
+// Counts the new tokens in the sequence's length and evicts the oldest from the window.
 void commit_tokens(const Call& call, SequenceCall& of);
-// The new tokens are a guess, which Session::commit() ends.
+// Records the new tokens as speculative, until Session::commit().
 void guess_tokens(const Call& call, const SequenceCall& of);
 void count_bytes(const Call& call, const SequenceCall& of);
 

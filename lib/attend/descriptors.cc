@@ -38,7 +38,7 @@ int64_t describe_tables(const Call& chunk, int64_t* to) {
 }
 
 DeviceSequences step_sequences(const Call& call) {
-  constexpr int64_t kAnyKeys = INT32_MAX;  // a window has fewer
+  constexpr int64_t kAnyKeys = INT32_MAX;  // more than any window has
   const DeviceSession& device = call.device();
   const std::byte* const described = device.work().step_descriptors();
   DeviceSequences sequences;
@@ -85,8 +85,8 @@ int64_t describe_lists_at(Call& chunk, std::byte* upload, const std::byte* there
 
 namespace {
 
-// Each query as a sequence of its own, behind the sequences, which are written already. Of a guess the window has none of
-// the new tokens.
+// Describes each query as a sequence of its own, after the sequences, which are already written. Speculative tokens are not
+// in the window.
 void describe_queries(const Call& chunk, DeviceSequence* sequences) {
   const DeviceSequence* own = sequences;
   DeviceSequence* query = sequences + chunk.calls().size();
@@ -98,7 +98,7 @@ void describe_queries(const Call& chunk, DeviceSequence* sequences) {
       *query = *own;
       query->q_len = 1;
       query->first_row += static_cast<int32_t>(t);
-      query->end = std::max<int64_t>(window_end, 1);  // a query is a token
+      query->end = std::max<int64_t>(window_end, 1);  // at least 1, as the query itself is a token
       query->n_after = own_end - query->end;
       query->begin = window_end == 0 ? query->end : std::clamp(seen_begin, of.resident_begin, window_end);
     }
@@ -108,14 +108,14 @@ void describe_queries(const Call& chunk, DeviceSequence* sequences) {
 
 }  // namespace
 
-// What is described behind the sequences: queries by themselves, or query blocks and their parts.
+// Returns the number of descriptors after the sequences: single queries, or query blocks and their parts.
 static int64_t n_behind(const Call& chunk) {
   if (chunk.args.speculative || (chunk.args.named != nullptr && chunk.task->shape.max_q_len > 1))
     return chunk.args.q.n_tokens;
   return n_described(chunk) + n_pattern_parts(chunk);
 }
 
-// Sequences, then queries where each is described by itself, lists, page tables, positions of a guess, pieces.
+// Uploads sequences, queries that are described one by one, key lists, page tables, positions of speculative tokens, pieces.
 Status upload_descriptors(Call& chunk, DeviceSequences* sequences) {
   const DeviceSession& device = chunk.device();
   const std::vector<SequenceCall>& calls = chunk.calls();

@@ -27,7 +27,7 @@ Status check_rows(const TensorView* view, const char* name) {
               field.c_str(), view->dtype, find_dtype(view->dtype)->name);
 }
 
-// Of a layer of the step that is open and planned.
+// Checks a call of a layer in the open planned step.
 Status check_planned(const Call& call, bool captures) {
   const OpenStep& step = call.session.step;
   const AttendArgs& args = call.args;
@@ -51,13 +51,13 @@ Status check_planned(const Call& call, bool captures) {
   return fail(TANDEM_ERROR_INVALID_STATE, "sequences", "sequences and q_lens are not those that the step was begun with");
 }
 
-// A number for each layer of each planned step of the session.
+// Returns a number that is unique for each layer of each planned step of the session.
 int64_t epoch_of(const Call& call) {
   const auto n_layers = static_cast<int64_t>(call.session.layers.size());
   return static_cast<int64_t>(call.session.step.n_planned) * n_layers + call.args.layer_idx + 1;
 }
 
-// Without what follows from windows.
+// Returns the call's shape without the values that depend on windows.
 CallShape make_shape(const Call& call) {
   AttendScratch& scratch = call.scratch;
   scratch.shapes.assign(scratch.calls.size(), {});
@@ -70,13 +70,13 @@ CallShape make_shape(const Call& call) {
   shape.appends = call.appends();
   shape.is_speculative = call.args.speculative;
   shape.is_partial = call.args.partial;
-  // What graphs hold does not grow any more: steps larger than that are refused.
+  // Memory that graphs hold cannot grow any more. Steps larger than that are refused.
   shape.has_room_to_step = !call.device().is_frozen();
   return shape;
 }
 
-// Where the sequences begin that are of the last one's kind: single queries, or appends. Kernels for several queries would
-// take single ones as if they were several, so a call that has the single queries together goes in chunks of one kind.
+// Returns the index of the first of the last sequences of one kind: single queries, or appends. Kernels for several queries
+// would treat single queries as several. So a call with its single queries together is cut into chunks of one kind.
 size_t first_of_last_kind(const std::vector<SequenceCall>& calls) {
   size_t first = calls.size() - 1;
   while (first > 0 && calls[first - 1].is_append == calls[first].is_append) --first;
@@ -108,7 +108,7 @@ Status DeviceLane::start(Call& call, bool* was_launched) {
   return *was_launched ? launch_planned(call, captures) : Status();
 }
 
-// Appends on the host that wait to be counted are: nothing of the layer is under way then.
+// Counts the appends on the host that wait to be counted. No work of the layer is in flight then.
 Status DeviceLane::take_state(const Call& call, SequenceState& state, SequenceCall* of) const {
   of->state = &state.layers[call.facts.idx];
   of->window = &state.window;
@@ -145,7 +145,7 @@ Status DeviceLane::reserve(Call& call) {
   DeviceSession& device = call.device();
   CallShape shape = make_shape(call);
   TANDEM_TRY(device.most_queries(call.facts.idx, call.session.terms().wanted_queries(shape), &shape.most_queries));
-  // Where queries are described by themselves, or a few at a time, chunks may have more than kernels take of a sequence.
+  // If queries are described one by one or a few at a time, a chunk may have more queries of a sequence than kernels take.
   const bool has_parts = call.args.speculative || call.facts.policy.names_keys();
   call.most_queries = has_parts ? kMostTicketTokens : shape.most_queries;
   size_named(call, &shape);
@@ -154,7 +154,7 @@ Status DeviceLane::reserve(Call& call) {
   return hold(call, shape);
 }
 
-// Long appends take as much memory as there is; where there is none for the routes at all, the CPU attends.
+// Holds the call's memory. Long appends take as much as there is; without memory for the routes, the CPU attends.
 Status DeviceLane::hold(Call& call, const CallShape& shape) {
   DeviceSession& device = call.device();
   const auto hold_all = [&] { return device.hold(reserve_call(call.session.terms(), shape, call.taken), call.args.stream); };
@@ -171,15 +171,15 @@ Status DeviceLane::hold(Call& call, const CallShape& shape) {
 
 namespace {
 
-// Query blocks of a policy that prunes are not cut: n queries of the n_left, or some fewer.
+// Returns n, or fewer queries of the n_left, so that no query block of a policy that names keys is cut.
 int64_t whole_blocks(const Call& call, int64_t n, int64_t n_left) {
   if (!call.facts.policy.names_keys() || n == n_left) return n;
   const int64_t block = follows_patterns(call) ? kPatternBlock : kMostQueryBlock;
   return n / block * block;
 }
 
-// The sequence that ends a chunk which begins with sequence `begin`. A policy that names keys names them for single queries
-// otherwise than for appends, so there a chunk has one kind.
+// Returns the end of the sequences of a chunk that begins with sequence `begin`. A policy that names keys names them
+// differently for single queries and for appends, so such a chunk has one kind.
 size_t end_of_chunk(const Call& call, size_t begin) {
   const std::vector<SequenceCall>& all = call.calls();
   const size_t last_kind = first_of_last_kind(all);
@@ -191,12 +191,13 @@ size_t end_of_chunk(const Call& call, size_t begin) {
 
 }  // namespace
 
-// The next rows of the caller's tensors, up to those of a ticket and most_queries of a sequence.
+// Takes the next rows of the caller's tensors: at most a ticket's, and at most most_queries of a sequence.
 Status DeviceLane::next_chunk(Call& call, ChunkPlace* place, Chunk* chunk) {
   if (const int64_t n = long_append_.chunk_len(call, *place); n > 0) return long_append_.next_chunk(call, n, place, chunk);
   HandOver& hand_over = call.session.hand_over();
   HandOverTask& task = hand_over.next_task();
-  TANDEM_TRY(hand_over.fault());  // its place may be free because what had it is lost: the device has yet to read its upload
+  // The place may be free because its last task is lost. The device may still read that task's upload then.
+  TANDEM_TRY(hand_over.fault());
   task.step = 0;
   const std::vector<SequenceCall>& all = call.calls();
   std::vector<SequenceCall>& calls = task.scratch.calls;
@@ -208,13 +209,14 @@ Status DeviceLane::next_chunk(Call& call, ChunkPlace* place, Chunk* chunk) {
     const SequenceCall& whole = all[place->call];
     const int64_t first_query = whole.first_query + place->query;
     const int64_t n_left = std::min({whole.q_len - place->query, call.most_queries, call.most_tokens - n_rows});
-    // Kernels are told the position of the first.
+    // Kernels get the position of the first query only, so positions must be consecutive.
     const int64_t n_near =
         call.layer().rope != nullptr ? consecutive(whole.sequence->positions, first_query, n_left) : n_left;
-    // A gap in the positions ends a query block, too.
+    // A gap in the positions also ends a query block.
     const int64_t n = n_near < n_left ? n_near : whole_blocks(call, n_left, whole.q_len - place->query);
     if (n == 0) break;  // the next chunk begins with the block
-    // Head patterns choose keys for all queries of a sequence in a chunk: what a chunk of its own has room for is not cut.
+    // Head patterns choose keys for all queries of a sequence in a chunk. So a sequence that fits a chunk of its own is not
+    // cut.
     if (follows_patterns(call) && !calls.empty() && place->query == 0 && n < whole.q_len) break;
     SequenceCall& part = calls.emplace_back(whole);
     part.q_len = n;
@@ -236,7 +238,7 @@ Status DeviceLane::next_chunk(Call& call, ChunkPlace* place, Chunk* chunk) {
     chunk->call->has_host_idx = !call.scratch.named.on_device;
     chunk->call->first_row = first_row;
   }
-  // A chunk before it may have found that memory cannot be pinned.
+  // An earlier chunk may have found that memory cannot be pinned.
   if (!call.session.refuses_streams) chunk->call->taken = call.taken;
   chunk->call->taken.prefill = {};
   return {};
@@ -252,7 +254,7 @@ Status DeviceLane::prepare(Call& chunk) {
     task->shape.max_q_len = std::max(task->shape.max_q_len, static_cast<int32_t>(of.q_len));
     evict_before(chunk, &of);
     if (chunk.facts.policy.keeps_maw && !chunk.appends()) fade_newer(chunk, of);
-    (void)see_keys(chunk, of);  // fails when a call is cancelled, which one on a device cannot be
+    (void)see_keys(chunk, of);  // fails only if a call is cancelled; a call on a device cannot be
     of.cpu_begin = of.host_begin;
     of.gives_queries = chunk.facts.policy.keeps_maw && of.is_append;
     if (args.speculative) leave_guess_to_host(&of);
@@ -309,10 +311,10 @@ Status DeviceLane::launch(Call& chunk) {
   return {};
 }
 
-// The step has posted the tasks of all its layers. A layer is launched as a whole, also where the step has fewer sequences
-// than a graph was made for: descriptors say so. Attention may run beside the append. Of calls one by one it may not: no
-// merge follows where the window has all keys, and the next call's append would wait until this one's rows are across the
-// bus.
+// Launches a layer of the step, which has posted the tasks of all layers. The launch always has the full number of
+// sequences, even if the step has fewer than a graph was made for; descriptors say so. Attention may run beside the append.
+// It may not in eager calls: no merge follows if the window has all keys, and the next call's append would wait until this
+// call's rows have crossed the bus.
 Status DeviceLane::launch_planned(Call& call, bool captures) {
   TANDEM_TRY(check_planned(call, captures));
   TANDEM_TRY(check_named_in_step(call));
@@ -324,8 +326,7 @@ Status DeviceLane::launch_planned(Call& call, bool captures) {
   call.lists = lists_at(call, device.work().step_descriptors() + device.steps().lists_at(l), sequences.n_sequences);
   DeviceAppend append = append_of(call, sequences);
   const bool searches = call.facts.policy.prunes;
-  if (call.indices.data == nullptr)
-    append.epoch = epoch_of(call);  // else a kernel comes in between that waits for all of it
+  if (call.indices.data == nullptr) append.epoch = epoch_of(call);  // else a kernel in between waits for the whole append
   TANDEM_TRY(launch_append(call, append));
   call.session.step.n_appended = call.args.layer_idx + 1;
   TANDEM_TRY(name_keys(call, sequences));
@@ -341,12 +342,12 @@ Status DeviceLane::launch_planned(Call& call, bool captures) {
 }
 
 Status DeviceLane::commit(Call& chunk) {
-  TANDEM_TRY(chunk.session.hand_over().fault());  // what is lost is not committed
+  TANDEM_TRY(chunk.session.hand_over().fault());  // a lost chunk is not committed
   commit_sequences(chunk);
   return {};
 }
 
-// What is under way may still write to the state.
+// Work in flight may still write to the state, so the ring is drained first.
 Status DeviceLane::take_back(Call& call, Status why) {
   HandOver& hand_over = call.session.hand_over();
   std::unique_lock lock(call.cache().mutex());
@@ -355,7 +356,7 @@ Status DeviceLane::take_back(Call& call, Status why) {
     for (const SequenceCall& of : call.calls())
       call.cache().cut_layer(*call.session.states, *of.sequence, call.facts.idx, of.first_query);
   }
-  // A fault that this call tells of is not told again.
+  // A fault that this call reports is not reported again.
   if (!hand_over.can_start_over() || why.code() != hand_over.fault().code()) return why;
   return call.session.states->meet_fault(call.args.stream);
 }

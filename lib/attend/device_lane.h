@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: MIT
-// Calls on device tensors. They go in chunks, of which each has a ticket (lib/tables/device.h), and return when all is on
-// its way:
+// Calls on device tensors. They are cut into chunks, each with a ticket (lib/tables/device.h), and return once all work is
+// launched:
 //
 // clang-format off
-//   reserve    memory of all kinds for the whole call
-//   prepare    which keys, where they are, who attends to those outside the window; the task: what the host's part computes,
-//              where the new rows go
-//   fill       what the window should have and has not, after appends on the host, forks, truncations: from the store
-//   launch     first pieces of the routes | append | post the task | attend to the window | to the other pieces, in the order of
-//              the task's launches | merge, where the host has a part | observe, where attention weights are kept
+//   reserve    all memory of the whole call
+//   prepare    decides which keys are attended, where they are, and who attends those outside the window; fills the task: jobs
+//              of the host part, places of the new rows
+//   fill       copies rows that the window lacks after appends on the host, forks or truncations, from the store
+//   launch     first pieces of the routes | append | post the task | attend the window | attend the other pieces, in the order
+//              of the task's launches | merge, where the host has a part | observe, where attention weights are kept
 //   commit     lengths
 // clang-format on
 //
-// A call waits for the device where memory has to grow, a window to be filled, or more tasks are under way than there is
-// room for. Long appends whose keys cross the bus are chunks of another kind (lib/attend/long_append.h).
+// A call waits for the device if memory has to grow, if a window has to be filled, or if the ring of tasks is full. Long
+// appends whose keys cross the bus are chunks of another kind (lib/attend/long_append.h).
 #pragma once
 
 #include "lib/attend/lane.h"
@@ -34,7 +34,7 @@ class DeviceLane final : public Lane {
   Status commit(Call& chunk) override;
   Status take_back(Call& call, Status why) override;
 
-  // state: what the session knows of the sequence. The cache's mutex is held exclusively.
+  // Points *of to `state`, which the session keeps for the sequence. The cache's mutex is held exclusively.
   Status take_state(const Call& call, SequenceState& state, SequenceCall* of) const;
 
  private:

@@ -139,7 +139,7 @@ Status attend_pieces(const Call& chunk, const DeviceAttend& window) {
   const DeviceSession& device = chunk.device();
   const RouteCall seen = chunk.route_call();
   DeviceAttend of_pieces = window;
-  of_pieces.lists = {};  // a piece is of heads that attend all of it
+  of_pieces.lists = {};  // a piece has heads that attend all of it
   const auto for_routes = [&](Status (KeyRoute::*visit)(const RouteCall&)) -> Status {
     for (size_t r = 0; r < kMostRoutes; ++r)
       if (seen.task.n_pieces[r] > 0) TANDEM_TRY((chunk.session.key_routes[r].get()->*visit)(seen));
@@ -198,7 +198,7 @@ Status observe(const Call& call, const DeviceAppend& append, const float* lse) {
   observe.alpha = call.session.options.alpha;
   observe.n_counted = static_cast<int32_t>(counted_queries(observe.alpha));
   observe.exchange = append.exchange;
-  if (call.args.speculative) {  // nobody's, for now: the lse are handed over
+  if (call.args.speculative) {  // counted later, if kept: only the lse are handed over
     observe.sequences.n_sequences = 0;
     observe.sequences.max_keys = 0;
     observe.has_appended = 0;

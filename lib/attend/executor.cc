@@ -29,7 +29,7 @@ Status Executor::attend(const AttendArgs& args) {
 Status Executor::run(Lane& lane, Call& call) {
   Passage passage(call);
   {
-    // Calls on a device follow each other there: those of this session need not have ended.
+    // Calls on a device follow each other on the stream, so earlier calls of this session may still run.
     const auto lock = core_.cache->lock_settled(call.args.on_device ? core_.states : nullptr);
     if (call.args.on_device) TANDEM_TRY(core_.need_device());
     TANDEM_TRY(passage.enter());

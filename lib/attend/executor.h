@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: MIT
-// Attend calls, from the caller's tensors to the caller's tensors. Every call goes the same way, whether its tensors are in
-// host memory or on a device:
+// Attend calls, from the caller's tensors to the caller's tensors. Every call takes the same steps, whether its tensors are
+// in host memory or on a device:
 //
 // clang-format off
-//   start     what can be refused at once; a layer of a planned step is launched here, and nothing else follows
-//   enter     the sequences are found and marked as in flight (lib/attend/passage.h)
-//   join      background work that the call needs is awaited
+//   start     refuses what can be refused at once; launches a layer of a planned step, after which the call ends
+//   enter     finds the sequences and marks them as in flight (lib/attend/passage.h)
+//   join      waits for background work that the call needs
 //   reserve   on a device, memory for the whole call
 //   then for each chunk:
-//     prepare   which keys, where they are, who attends them; changes nothing that others see
-//     fill      rows that have to be in their places before
+//     prepare   decides which keys are attended, where they are, and who attends them; changes nothing that others see
+//     fill      copies rows that must be in place before the launch
 //     launch    append, attend, merge, observe
 //     commit    lengths and windows
-//     finish    what is left to do, outside all locks
+//     finish    remaining work, outside all locks
 // clang-format on
 //
-// Where a chunk fails, the call takes the earlier ones back. A planned step (lib/attend/step_plan.h) prepares, fills and
-// commits a chunk of each layer when it begins, and the calls of its layers launch.
+// If a chunk fails, the call rolls back its earlier chunks. A planned step (lib/attend/step_plan.h) prepares, fills and
+// commits a chunk of each layer when it begins; the calls of its layers only launch.
 #pragma once
 
 #include "lib/attend/device_lane.h"

@@ -15,7 +15,7 @@ Status check_guess(const Call& call) {
               static_cast<long long>(call.args.q.n_tokens), static_cast<long long>(kMostTicketTokens));
 }
 
-// Descriptors of each query, and positions, half as long as a page table's entry. Nothing of a guess leaves a window.
+// Reserves descriptors of each query, and positions, half the size of a page table's entry. Speculative tokens evict none.
 void reserve_guess(const SizeTerms& terms, const CallShape& shape, Reservation* needs) {
   const int64_t n_queries = shape.n_tokens(), n_all = n_queries + static_cast<int64_t>(shape.sequences.size());
   needs->add_descriptors(n_queries, (n_queries + 1) / 2);

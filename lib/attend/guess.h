@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: MIT
-// Speculation on device tensors. What is a guess stays out of windows: its rows go to the host alone, beyond the sequence's
-// length, and the host attends to them, as its kernels know trees. The device attends to what is committed:
+// Speculation on device tensors. Speculative tokens are not in windows: their rows only go to the host, after the sequence's
+// length. The host attends them, as its kernels know trees. The device attends the committed tokens:
 //
-//   tokens    0 ... | window ... first_query | the guess ...
+//   tokens    0 ... | window ... first_query | speculative ...
 //             host  | device                 | host
 //
-// There every query sees its keys to the end, whatever the tree, and with a window of its own begins at its own: each is
-// described as a sequence of one query. What is kept at the end is committed in the store, as for host tensors, and comes
-// into the window with the next call. Where attention weights are kept, queries and lse stay with the selector, which counts
-// the weights of those that are kept.
+// On the device every query sees its keys up to first_query, whatever the tree, and a query with a window of its own begins
+// at that window. So each query is described as a sequence of one query. The kept tokens are committed in the store, as for
+// host tensors, and enter the window with the next call. Where attention weights are kept, the selector keeps queries and
+// lse, and counts the weights of the kept queries.
 #pragma once
 
 #include "lib/attend/call.h"
@@ -18,8 +18,8 @@ namespace tandem {
 // INVALID_STATE (flags), UNSUPPORTED (q_lens).
 Status check_guess(const Call& call);
 void leave_guess_to_host(SequenceCall* of);
-// Of a call whose queries are described: the sequences' own descriptors get no resident keys, and positions come behind
-// `bytes` bytes. Returns how many bytes there are then.
+// For a call with described queries: gives the sequences' own descriptors no resident keys and writes positions after
+// `bytes` bytes. Returns the number of bytes then.
 int64_t describe_guess(Call& chunk, std::byte* upload, int64_t bytes);
 
 }  // namespace tandem

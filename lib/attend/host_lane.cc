@@ -18,7 +18,7 @@
 namespace tandem {
 namespace {
 
-// Rows of floats: take(n) is asked for each.
+// Places a sequence's rows of floats. Calls take(n) for each array of n floats.
 template <typename F>
 void place_rows(const Call& call, SequenceCall& of, F take) {
   const Layer& layer = call.row_layer();
@@ -38,7 +38,7 @@ void place_rows(const Call& call, SequenceCall& of, F take) {
   if (of.observes) of.logits = take(n_rows * (of.length - of.resident_begin));
 }
 
-// Once for how many there are, then for where they are.
+// Runs place_rows() twice: first to count the floats, then to set the addresses.
 void place_all_rows(const Call& call) {
   AttendScratch& scratch = call.scratch;
   scratch.n_floats = 0;
@@ -54,12 +54,13 @@ const SequenceCall& call_of(const AttendScratch& scratch, int64_t row) {
   return *std::prev(after);
 }
 
-// Where query head `head` of query t starts in rows of [n_kv_heads][q_len][group_size].
+// Returns the row of query head `head` of query t in rows of [n_kv_heads][q_len][group_size].
 int64_t row_of(const Layer& layer, const SequenceCall& of, int64_t t, int32_t head) {
   return (head / layer.group_size * of.q_len + t) * layer.group_size + head % layer.group_size;
 }
 
-constexpr int64_t kMostAngles = int64_t{2} * 320;  // cos and sin of the pairs of a row of at most 576 dims, and some more
+// cos and sin of the pairs of a row of at most 576 dims, with some reserve.
+constexpr int64_t kMostAngles = int64_t{2} * 320;
 
 void pack_token(const Call& call, int64_t row) {
   const Layer& layer = call.row_layer();
@@ -80,8 +81,8 @@ void pack_token(const Call& call, int64_t row) {
   }
 }
 
-// The queries that attend keys beyond the largest distance that RoPE is to see: rotated by that distance. As these keys are
-// not rotated, the attention factor that is theirs is the queries' too.
+// Packs the queries that attend capped keys, rotated by the largest distance. As capped keys are not rotated, their
+// attention factor is applied to the queries.
 void pack_capped(const Call& call, int64_t row) {
   const SequenceCall& of = call_of(call.scratch, row);
   if (!of.capped.any) return;
@@ -96,7 +97,7 @@ void pack_capped(const Call& call, int64_t row) {
   }
   for (int32_t h = 0; h < layer.n_q_heads; ++h) {
     const int64_t at = row_of(layer, of, t, h);
-    of.capped.lse[at] = -HUGE_VALF;  // where no job has the row
+    of.capped.lse[at] = -HUGE_VALF;  // for rows that no job has
     if (!has_keys) continue;
     float* q = of.capped.q + at * layer.k_head_dim;
     convert_row(call.cpu(), from.dtype, from.row(row, h), TANDEM_F32, q, layer.k_head_dim);
@@ -116,11 +117,11 @@ void write_token(const Call& call, int64_t row) {
   }
 }
 
-// visit(call, row) for every token of the call, on the pool where there is enough to do; none any more when the call has
-// been cancelled.
+// Calls visit(call, row) for every token of the call, on the pool if there is enough work. Stops after the call has been
+// cancelled.
 void for_tokens(const Call& call, void (*visit)(const Call& call, int64_t row)) {
   constexpr int64_t kWorthSpreading = 32768;  // elements
-  constexpr int64_t kTaskTokens = 16;         // a task that ends at once takes as long to hand out as any other
+  constexpr int64_t kTaskTokens = 16;         // handing out a task costs the same, however short it is
   struct Visit {
     const Call& call;
     void (*visit)(const Call& call, int64_t row);
@@ -144,7 +145,7 @@ bool has_capped(const Call& call) {
   return std::any_of(call.calls().begin(), call.calls().end(), [](const SequenceCall& of) { return of.capped.any; });
 }
 
-// The queries of the call, a batch of them after another.
+// Attends the call's queries batch by batch.
 Status attend_named(const Call& call) {
   HostPart& host = call.scratch.host;
   const Watch* const watch = call.args.is_watched ? &call.args.watch : nullptr;
@@ -159,7 +160,7 @@ Status attend_named(const Call& call) {
   return {};
 }
 
-// The call counts already: without memory for the lists of its keys nobody can ask for them.
+// The call is already committed. Without memory to note its named keys, they cannot be listed.
 void note_named(const Call& call) {
   try {
     call.scratch.host.named().note();
@@ -214,7 +215,7 @@ Status HostLane::prepare(Call& call) {
   for (SequenceCall& of : call.calls()) {
     of.by_q_head = call.by_q_head;
     Sequence& sequence = *of.sequence;
-    // Only what is going to be written needs pages of its own.
+    // Only tokens that will be written need pages of their own.
     if (call.appends())
       TANDEM_TRY(call.cache().ensure(sequence, std::max(sequence.longest(), of.length), "q_lens", watch));
     else
@@ -259,9 +260,9 @@ Status HostLane::launch(Call& call) {
     for (const SequenceCall& of : call.calls()) TANDEM_TRY(of.state->selection->name_keys(of, watch));
   if (call.names_keys()) TANDEM_TRY(attend_named(call));
   TANDEM_TRY(host.attend(call.args.is_watched ? &watch : nullptr));
-  TANDEM_TRY(watch.check());  // after this the caller's o and lse change
+  TANDEM_TRY(watch.check());  // from here on the caller's o and lse change
   if (!call.calls().empty()) for_tokens(call, write_token);
-  TANDEM_TRY(watch.check());  // the last time: from here on the call changes what others see
+  TANDEM_TRY(watch.check());  // the last check: from here on the call changes what others see
   if (call.facts.policy.keeps_maw) host.observe();
   return {};
 }
@@ -288,7 +289,7 @@ Status HostLane::commit(Call& call) {
   return {};
 }
 
-// Nobody else may change a sequence that is in flight.
+// A sequence in flight cannot be changed by other calls, so no lock is needed.
 void HostLane::finish(Call& call) {
   if (call.names_keys()) note_named(call);
   if (call.args.partial) return;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What differs between calls by where their tensors are: one lane for host memory, one for a device. lib/attend/executor.h
-// has the order in which their functions are called.
+// The parts of a call that depend on where its tensors are: one lane for host memory, one for a device.
+// lib/attend/executor.h has the order in which the functions are called.
 #pragma once
 
 #include <optional>
@@ -9,14 +9,14 @@
 
 namespace tandem {
 
-// How far a call has been cut into chunks.
+// The place where the next chunk of a call begins.
 struct ChunkPlace {
-  size_t call = 0;    // of the call's sequences
-  int64_t query = 0;  // of that sequence's
+  size_t call = 0;    // index among the call's sequences
+  int64_t query = 0;  // index among that sequence's queries
 };
 
-// The work of a chunk, in this order. prepare() and commit() hold the cache's mutex exclusively, fill() shared, the others
-// not.
+// The work of a chunk. The functions are called in this order. prepare() and commit() run with the cache's mutex held
+// exclusively, fill() shared, the others without it.
 class ChunkWork {
  public:
   virtual ~ChunkWork() = default;
@@ -27,7 +27,7 @@ class ChunkWork {
   virtual void finish(Call&) {}
 };
 
-// Some rows of a call: a call of its own, unless it is the whole one.
+// Some rows of a call, as a call of their own, or the whole call.
 struct Chunk {
   std::optional<CutArgs> args;
   std::optional<Call> own;
@@ -37,14 +37,14 @@ struct Chunk {
 
 class Lane : public ChunkWork {
  public:
-  // What may be refused at once. A call of the next layer of a planned step is launched: *was_launched.
+  // Refuses what can be refused at once. Launches a call of the next layer of a planned step and sets *was_launched.
   virtual Status start(Call& call, bool* was_launched) = 0;
-  // Of the whole call. Background work that it needs; the cache's mutex is not held.
+  // Waits for background work that the whole call needs. The cache's mutex is not held.
   virtual Status join(Call&) { return {}; }
   virtual Status reserve(Call&) { return {}; }  // memory for all chunks
-  // The next rows of the call; the place moves behind them.
+  // Makes the chunk of the next rows and advances *place.
   virtual Status next_chunk(Call& call, ChunkPlace* place, Chunk* chunk) = 0;
-  // After a failure: takes back what the call has appended. Returns the error to report.
+  // Rolls back, after a failure, the tokens that the call has appended. Returns the error to report.
   virtual Status take_back(Call&, Status why) { return why; }
 };
 

@@ -21,11 +21,11 @@ namespace tandem {
 
 struct LongAppend::Work {
   DeviceSequences chunk;                    // all queries, over window and chunk
-  const DeviceSequence* tickets = nullptr;  // in device memory, of tickets that bring rows
+  const DeviceSequence* tickets = nullptr;  // in device memory, of the tickets that bring rows
   TilePages pages;                          // of window and chunk
-  DeviceAttend attend;                      // to window and chunk
-  size_t n_taken = 0;                       // pieces
-  HeadStates states;                        // of a group of heads
+  DeviceAttend attend;                      // attention over window and chunk
+  size_t n_taken = 0;                       // pieces attended so far
+  HeadStates states;                        // of the current group of heads
 };
 
 namespace {
@@ -34,8 +34,9 @@ constexpr int64_t kTicket = kMostTicketTokens;
 
 const SequenceCall& sequence_of(const Call& chunk) { return chunk.calls()[0]; }
 
-// The first token of the chunk that lies in the work space: those before it in its page are in the window. INT64_MAX where
-// the window's ring has room for the whole chunk. Where all keys of the layer have been brought, they are there: 0.
+// Returns the first token of the chunk that is in the work space. Earlier tokens of its page are in the window. INT64_MAX if
+// the window's ring has room for the whole chunk. 0 if all keys of the layer have been brought, as they are in the work
+// space.
 int64_t own_pages_begin(const Call& chunk) {
   if (chunk.taken.prefill.brings_layer()) return 0;
   const SequenceCall& of = sequence_of(chunk);
@@ -48,7 +49,7 @@ float* row_lse(const Call& chunk) {
   return reinterpret_cast<float*>(chunk.device().work().prefill_area() + chunk.taken.prefill.row_lse_at);
 }
 
-// Heads' answer goes to the caller's tensors; where lse of all queries are kept, these stay in the work space for now.
+// Sends the heads' answer to the caller's tensors. If the lse of all queries are kept, they first go to the work space.
 void point_answer(const Call& chunk, int32_t first_head, DeviceAttend* attend) {
   point_to(output_of(chunk, first_head), attend);
   if (chunk.taken.prefill.row_lse_at == 0) return;
@@ -57,7 +58,7 @@ void point_answer(const Call& chunk, int32_t first_head, DeviceAttend* attend) {
   attend->lse_head_stride = 1;
 }
 
-// Whether the query has keys outside the window.
+// Returns whether the query has keys outside the window.
 bool sees_outside(const Call& call, const SequenceCall& of, int64_t query) {
   const int64_t sliding_window = call.layer().sliding_window;
   const int64_t first_seen =
@@ -65,7 +66,7 @@ bool sees_outside(const Call& call, const SequenceCall& of, int64_t query) {
   return call.session.evicted_to(of.state->window_begin, query) > first_seen;
 }
 
-// Appends under head patterns find all keys on the device.
+// Checks that an append under head patterns will find all keys on the device.
 Status check_brought(const Call& call, const PrefillSize& size) {
   if (!follows_patterns(call)) return {};
   for (const SequenceCall& of : call.calls()) {
@@ -108,7 +109,7 @@ Status LongAppend::size_and_pin(Call& call, const CallShape& shape) {
                 is_pinned;
   if (!accept_pins(call, is_pinned)) return {};
   if (size.brings_layer()) {
-    // Copies from memory that cannot be pinned take longer, no more.
+    // If memory cannot be pinned, the copies only take longer.
     for (const SequenceCall& of : call.calls())
       if (of.is_append) (void)call.cache().pin(*of.sequence, call.args.layer_idx, {0, of.first_query});
     TANDEM_TRY(whole_.reserve(call, size.whole_tokens));
@@ -119,12 +120,12 @@ Status LongAppend::size_and_pin(Call& call, const CallShape& shape) {
   return {};
 }
 
-// Groups of fewer KV heads take less memory, and chunks of a ticket each less still: what there is a plan for may be an
-// append to more keys, of which a group has fewer heads.
+// Groups of fewer KV heads take less memory, and chunks of one ticket still less. The size at hand can be too large although
+// memory was planned: the plan may be for an append to more keys, whose groups have fewer heads.
 bool LongAppend::retry_smaller(Call& call, const Status& lack) {
   if (call.taken.prefill.n_tokens == 0 || call.taken.prefill.brings_layer() || !is_for_lack_of_memory(lack)) return false;
   const PrefillSize lacking = std::exchange(call.taken.prefill, {});
-  if (call.args.named != nullptr) {  // whose lists may take more than all else: others may have room
+  if (call.args.named != nullptr) {  // its lists may need more than all the rest, so other calls may have room
     call.goes_short = true;
     call.cache().engine().log(TANDEM_LOG_WARNING,
                               "the CPU attends the keys that a long append names, as there is no memory for their lists: %s",
@@ -145,8 +146,8 @@ bool LongAppend::retry_smaller(Call& call, const Status& lack) {
   return true;
 }
 
-// Sinks of streaming heads come from the store: queries that see them otherwise are no long chunk's. Kernels that rotate are
-// told the position of the first query.
+// Sinks of streaming heads come from the store, so queries before the sinks' end are left to ordinary chunks. Kernels that
+// rotate get the position of the first query only, so positions must be consecutive.
 int64_t LongAppend::chunk_len(const Call& call, const ChunkPlace& place) const {
   const PrefillSize& size = call.taken.prefill;
   const SequenceCall& whole = call.calls()[place.call];
@@ -172,7 +173,7 @@ Status LongAppend::next_chunk(Call& call, int64_t n_tokens, ChunkPlace* place, C
   part.length = part.first_query + n_tokens;
   const int64_t first_row = whole.first_row + place->query;
   chunk->args.emplace(call.args, first_row, n_tokens);
-  const bool names = std::exchange(chunk->args->args.named, nullptr) != nullptr;  // its tickets bring no indices
+  const bool names = std::exchange(chunk->args->args.named, nullptr) != nullptr;  // the chunk's tickets bring no indices
   task.scratch.named = call.scratch.named;
   task.scratch.named.idx += first_row * task.scratch.named.token_stride;
   tiles_.begin(names ? &task.scratch.named : nullptr, part, call.layer());
@@ -186,13 +187,13 @@ Status LongAppend::next_chunk(Call& call, int64_t n_tokens, ChunkPlace* place, C
   return {};
 }
 
-// The chunk's own task has the pieces.
+// The chunk's own task holds the pieces.
 Status LongAppend::prepare(Call& chunk) {
   clear_visibility(chunk.scratch);
   SequenceCall& of = chunk.calls()[0];
   evict_before(chunk, &of);
-  (void)see_keys(chunk, of);                 // fails when a call is cancelled, which one on a device cannot be
-  if (chunk.taken.prefill.brings_layer()) {  // to its kernels all keys are resident
+  (void)see_keys(chunk, of);                 // fails only if a call is cancelled; a call on a device cannot be
+  if (chunk.taken.prefill.brings_layer()) {  // all keys are resident to its kernels
     of.host_begin = of.host_end = of.resident_begin = 0;
     of.has_host = false;
   }
@@ -205,7 +206,8 @@ Status LongAppend::prepare(Call& chunk) {
   return {};
 }
 
-// Pieces of named keys are of a group of heads each, as its queries attend them, with what any of these heads names.
+// Pieces of named keys belong to one group of heads each, whose queries attend them. They have the keys that any of these
+// heads names.
 void LongAppend::choose_pieces(Call& chunk) {
   HandOverTask& task = *chunk.task;
   const SequenceCall& of = sequence_of(chunk);
@@ -228,7 +230,7 @@ void LongAppend::choose_pieces(Call& chunk) {
     n_sent /= chunk.layer().n_kv_heads;
     for (size_t i = 0; i < groups.size(); ++i) parts.push_back({0, {&groups[i], 1}, outside, true, named[i]});
     choose(parts);
-    parts.clear();  // they point to what ends here
+    parts.clear();  // they point to locals
   } else {
     for (const HeadRun& run : chunk.facts.all_runs.get())
       parts.push_back({0, {&run, 1}, run.streams ? TokenRange{0, of.streaming_heads.keys.sink_end} : outside});
@@ -240,7 +242,7 @@ void LongAppend::choose_pieces(Call& chunk) {
   task.part.key_bytes = token_kv_bytes(chunk.facts.outside);
   task.part.streamed_tokens = n_sent;
   task.part.n_pieces = static_cast<int64_t>(task.n_pieces[kPlanStream]);
-  task.part.n_queries = of.q_len;  // the attention may take longer than the bus, of which nothing is learned
+  task.part.n_queries = of.q_len;  // attention may take longer than the bus, so nothing is learned about the bus
   if (!tiles_.any()) expect_pieces(chunk);
 }
 
@@ -248,7 +250,7 @@ Status LongAppend::fill(Call& chunk) {
   const SequenceCall& of = sequence_of(chunk);
   if (chunk.taken.prefill.brings_layer()) {
     whole_.list(chunk);
-    (void)of.window->begin_use(chunk.facts.idx);  // which pages of the chunk will be copied to
+    (void)of.window->begin_use(chunk.facts.idx);  // pages of the chunk will be copied to the window
     return {};
   }
   TANDEM_TRY(fill_window(chunk, of, own_pages_begin(chunk)));
@@ -268,7 +270,7 @@ Status LongAppend::launch(Call& chunk) {
     if (chunk.taken.prefill.brings_layer()) whole_.settle(chunk.args.stream);
     chunk.task->launch_failed = true;
   });
-  // The ticket comes behind the copies from the store, which so stays as it is until they have ended.
+  // The ticket follows the copies from the store, so the store does not change until they have ended.
   if (chunk.taken.prefill.brings_layer()) TANDEM_TRY(whole_.bring(chunk, &chunk.whole_layer));
   TANDEM_TRY(describe(chunk, &work));
   TANDEM_TRY(launch_all(chunk, work));
@@ -279,19 +281,19 @@ Status LongAppend::launch(Call& chunk) {
 }
 
 Status LongAppend::commit(Call& chunk) {
-  TANDEM_TRY(core_.hand_over().fault());  // what is lost is not committed
+  TANDEM_TRY(core_.hand_over().fault());  // a lost chunk is not committed
   commit_sequences(chunk);
   if (tiles_.any()) count_named(chunk);
   return {};
 }
 
-// Statistics count a key of a chunk once for each KV head that reads it.
+// Corrects the statistics for named keys: a key of a chunk counts once for each KV head that reads it.
 void LongAppend::count_named(const Call& chunk) {
   const SequenceCall& of = sequence_of(chunk);
   const int64_t key_bytes = plane_bytes(chunk.layer()).total();
   const auto add = [&](TokenRange tokens, int64_t* sum) {
     for (int32_t h = 0; h < chunk.layer().n_kv_heads; ++h) {
-      *sum -= (tokens.end - tokens.begin) * key_bytes;  // all of them are counted
+      *sum -= (tokens.end - tokens.begin) * key_bytes;  // count_bytes() has counted all tokens
       for (const TokenRange& named : tiles_.named_of({h, 1}, tokens)) *sum += (named.end - named.begin) * key_bytes;
     }
   };
@@ -299,11 +301,12 @@ void LongAppend::count_named(const Call& chunk) {
   add({of.host_begin, of.host_end}, &chunk.session.sums.host_kv_bytes_read);
 }
 
-// When the last piece has crossed the bus, which waits for a buffer, the device has attended all but two. That tells of its
-// pace where pieces are many and take longer than the bus, which nothing else uses, and where there are few other keys.
+// Sets the expected time of the pieces. When the last piece has crossed the bus, which waits for free buffers, the device
+// has attended all but two. So the time tells the device's pace if pieces are many and take longer than the bus, nothing
+// else uses the bus, and other keys are few.
 void LongAppend::expect_pieces(const Call& chunk) const {
   constexpr double kLeastPieces = 8.0;
-  constexpr int64_t kMostOthers = 20;  // the latter: in parts of the keys that are streamed
+  constexpr int64_t kMostOthers = 20;  // at least so many streamed keys for each other key
   constexpr double kLonger = 1.2;
   HandOverTask& task = *chunk.task;
   const SequenceCall& of = sequence_of(chunk);
@@ -326,8 +329,8 @@ void LongAppend::expect_pieces(const Call& chunk) const {
   task.part.expected_ns = (ns - least_ns) * (n_pieces - 2.0) / n_pieces;
 }
 
-// In one copy: the chunk, tickets that bring its rows, query blocks and their parts, its key lists, its pieces with their
-// page table, and the page table of window and chunk.
+// Uploads in one copy: the chunk, tickets that bring its rows, query blocks and their parts, its key lists, its pieces with
+// their page table, and the page table of window and chunk.
 Status LongAppend::describe(Call& chunk, Work* work) const {
   DeviceSession& device = chunk.device();
   const SequenceCall& of = sequence_of(chunk);
@@ -371,7 +374,7 @@ Status LongAppend::describe(Call& chunk, Work* work) const {
                      bytes + described.table_len * static_cast<int64_t>(sizeof(int64_t)), chunk.args.stream);
 }
 
-// The queries stay where they are, unless they are rotated.
+// Returns the chunk's append. Only rotated queries are copied to the work space.
 DeviceAppend LongAppend::append_of_chunk(const Call& chunk, const DeviceSequences& sequences) const {
   DeviceAppend append = append_of(chunk, sequences);
   if (rotates_queries(chunk.layer()))
@@ -415,7 +418,7 @@ Status LongAppend::launch_all(Call& chunk, Work& work) {
   return keep_window(chunk);
 }
 
-// Rows that tickets bring are written on the side stream.
+// Waits for rows that tickets bring, as these are written on the side stream.
 Status LongAppend::wait_for_rows(const Call& chunk) const {
   return chunk.taken.prefill.copies_rows ? Status() : join_side(chunk.device(), chunk.args.stream);
 }
@@ -435,14 +438,15 @@ Status LongAppend::name_piece(const Call& chunk, size_t piece, HeadRange heads, 
                      {table.data(), static_cast<int32_t>(table.size()), layout.page_len}, launch);
 }
 
-// Each piece's states come to those of the pieces before; the chunk comes last and leaves the answer.
+// Attends the pieces of a group of heads, each adding the states of the pieces before. The chunk comes last and writes the
+// answer.
 Status LongAppend::attend_group(const Call& chunk, Work& work, const HeadRun& heads) {
   const RouteCall seen = chunk.route_call();
   Layer layer;
   DeviceAttend of_chunk = restrict_to_heads(work.attend, heads.first, heads.n, &layer);
   work.states.n_heads = layer.n_q_heads;
   DeviceAttend of_pieces = work.attend;
-  of_pieces.lists = {};  // a piece is of heads that attend all of it
+  of_pieces.lists = {};  // a piece has heads that attend all of it
   while (work.n_taken < chunk.task->n_pieces[kPlanStream]) {
     if (route().states_of(seen, work.n_taken).first_head != heads.first * chunk.layer().group_size) break;
     TANDEM_TRY(name_piece(chunk, work.n_taken, {heads.first, heads.n}, &of_pieces));
@@ -458,14 +462,14 @@ Status LongAppend::attend_group(const Call& chunk, Work& work, const HeadRun& he
   return call_device(chunk.device().device(), &DeviceTable::attend, &of_chunk, chunk.args.stream);
 }
 
-// Where a page lies that is not in the window's ring.
+// Returns the address of a page that is not in the window's ring.
 std::byte* LongAppend::page_of(const Call& chunk, int64_t page) const {
   const int64_t first_own = own_pages_begin(chunk) / kDevicePageLen;
   std::byte* const first = chunk.whole_layer != nullptr ? chunk.whole_layer : chunk.device().work().prefill_area();
   return first + (page - first_own) * chunk.device().geometry().layers[chunk.facts.idx].bytes;
 }
 
-// Pages of the chunk take the place of those that have left the window.
+// Copies pages of the chunk to the places of evicted pages.
 Status LongAppend::keep_window(const Call& chunk) const {
   const DeviceSession& device = chunk.device();
   const SequenceCall& of = sequence_of(chunk);
@@ -481,7 +485,7 @@ Status LongAppend::keep_window(const Call& chunk) const {
   for (const StridedCopy& copy : copies.copies())
     TANDEM_TRY(call_device(device.device(), &DeviceTable::copy_strided, &copy, chunk.args.stream));
   if (planes.maw_at < 0) return {};
-  // Nobody has counted this chunk's queries yet, and weights of older ones have faded when the last of these are counted.
+  // Resets the MAW to 0. This chunk's queries are not counted yet, and older weights fade when its last queries are counted.
   const int64_t bytes = int64_t{chunk.layer().n_q_heads} * kDevicePageLen * static_cast<int64_t>(sizeof(float));
   for (const int64_t page : of.window->table())
     if (page != 0)
@@ -490,22 +494,22 @@ Status LongAppend::keep_window(const Call& chunk) const {
   return {};
 }
 
-// To the caller, who may want it too.
+// Copies the lse to the caller, if wanted.
 Status LongAppend::give_lse(const Call& chunk) const {
   const AttendArgs& args = chunk.args;
   if (args.lse == nullptr) return {};
   StridedCopy copy;
   copy.to = args.lse;
   copy.from = row_lse(chunk);
-  copy.row_bytes = copy.from_stride = int64_t{chunk.layer().n_q_heads} * 4;  // heads lie side by side at the caller's, too
+  copy.row_bytes = copy.from_stride = int64_t{chunk.layer().n_q_heads} * 4;  // the caller's heads are contiguous, too
   copy.n_rows = args.q.n_tokens;
   copy.to_stride = args.lse_token_stride * 4;
   return call_device(chunk.device().device(), &DeviceTable::copy_strided, &copy, args.stream);
 }
 
-// Attention weights of an append count with its last queries alone, as those of older ones have faded. These queries, which
-// have been attended with the chunk, have a ticket of their own: it brings them and their lse to the host, which counts them
-// when keys are judged, and the device counts them for the window's keys.
+// Counts attention weights of the append's last queries only, as those of older queries have faded. These queries have been
+// attended with the chunk and get a ticket of their own. The ticket brings them and their lse to the host, which counts them
+// when keys are judged. The device counts them for the window's keys.
 Status LongAppend::count_tail(const Call& chunk) const {
   constexpr int64_t kTile = 64;  // queries
   TANDEM_TRY(give_lse(chunk));
@@ -550,7 +554,7 @@ void LongAppend::prepare_count(Call& tail) const {
   prepare_selection(tail);
 }
 
-// lse: of these queries.
+// Launches the count. lse: of the tail's queries.
 Status LongAppend::launch_count(Call& tail, const float* lse) const {
   DeviceSession& device = tail.device();
   DeviceSequences sequences;

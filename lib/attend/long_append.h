@@ -1,20 +1,21 @@
 // SPDX-License-Identifier: MIT
-// Long appends, a chunk of thousands of tokens at a time (lib/routes/prefill_size.h), whose keys outside the window come
-// over the bus, if there are any:
+// Long appends, one chunk of thousands of tokens at a time (lib/routes/prefill_size.h). Their keys outside the window, if
+// any, cross the bus:
 //
 // clang-format off
-//   keys       of the whole layer, where head patterns choose among all and the window has the newest alone (whole_layer.h)
-//   rows       to pages of the window, or of the work space where the ring is too short, and to the host (chunk_rows.h)
-//   search     where the policy names keys, all of which are on the device: for those of each query block (search_call.h)
+//   keys       brings the whole layer where head patterns choose among all keys and the window has only the newest
+//              (whole_layer.h)
+//   rows       go to pages of the window, or of the work space where the ring is too short, and to the host (chunk_rows.h)
+//   search     finds the keys of each query block where the policy names keys, which all are on the device (search_call.h)
 //   for a group of KV heads:
-//     pieces   attend, with the states of those before | send the next piece
-//     chunk    attend to the window and the chunk's own keys, with the states of the pieces, into the caller's tensors
-//   keep       what of the chunk the window is to have, from pages of the work space
-//   count      where the policy counts attention weights: the last queries, by a ticket of their own
+//     pieces   attend a piece, adding the states of the pieces before | send the next piece
+//     chunk    attend window and chunk, adding the states of the pieces, into the caller's tensors
+//   keep       copies the chunk's tokens that stay in the window, from pages of the work space
+//   count      counts the weights of the last queries, by a ticket of their own, where the policy counts attention weights
 // clang-format on
 //
-// The chunk's own task stays unfinished until all pieces have left the host. Where nothing is streamed, a chunk is attended
-// in one go.
+// The chunk's own task stays unfinished until all pieces have left the host. If nothing is streamed, a chunk is attended in
+// one launch.
 #pragma once
 
 #include "lib/attend/chunk_rows.h"
@@ -28,12 +29,12 @@ class LongAppend final : public ChunkWork {
  public:
   explicit LongAppend(SessionCore& core) : core_(core), rows_(core) {}
 
-  // Sizes the call's long appends and pins the store, if the device allows that; call.taken.prefill says so. The cache's
-  // mutex is held exclusively.
+  // Sizes the call's long appends and pins the store, if the device allows it. Stores the size in call.taken.prefill. The
+  // cache's mutex is held exclusively.
   Status size_and_pin(Call& call, const CallShape& shape);
-  // After a lack of memory: a smaller size is to be tried. False: there is none.
+  // Chooses a smaller size after a lack of memory. Returns false if there is none.
   bool retry_smaller(Call& call, const Status& lack);
-  // Tokens of the next long chunk; 0: the next chunk is an ordinary one.
+  // Returns the tokens of the next long chunk; 0 if the next chunk is an ordinary one.
   int64_t chunk_len(const Call& call, const ChunkPlace& place) const;
   Status next_chunk(Call& call, int64_t n_tokens, ChunkPlace* place, Chunk* chunk);
 
@@ -64,10 +65,10 @@ class LongAppend final : public ChunkWork {
 
   SessionCore& core_;
   ChunkRows rows_;
-  NamedTiles tiles_;                  // of the chunk
-  WholeLayer whole_;                  // where the call brings all keys of the layer
+  NamedTiles tiles_;                  // named keys of the chunk
+  WholeLayer whole_;                  // for calls that bring all keys of the layer
   bool is_last_ = false;              // the chunk has its sequence's last queries
-  std::vector<int64_t> piece_table_;  // pages of a buffer
+  std::vector<int64_t> piece_table_;  // pages of a piece's buffer
 };
 
 }  // namespace tandem

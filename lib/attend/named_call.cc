@@ -19,7 +19,8 @@ Status check_all(const Call& call, const NamedKeys& as_given) {
   return {};
 }
 
-// From the device to scratch.brought_idx, rows side by side, in as few copies as the strides allow. Waits for the stream.
+// Copies the indices from the device to scratch.brought_idx, rows contiguous, in as few copies as the strides allow. Waits
+// for the stream.
 Status bring_indices(Call& call, const NamedKeys& named) {
   const Device& device = *call.cache().engine().device();
   const int64_t n_tokens = call.args.q.n_tokens, of_token = named.n_heads * named.n_idx;
@@ -64,7 +65,8 @@ Status check_named_layer(const Call& call) {
 
 namespace {
 
-// Lists of tiles are made on the host, of units that a tile is part of, and have no sinks and no newest keys.
+// Returns whether the call may have lists of tiles. The host makes them, for units of at least a tile, without sinks and
+// newest keys.
 bool may_have_tiles(const Call& call) {
   const NamedKeys& named = *call.args.named;
   if (!call.args.on_device || !call.appends() || call.args.speculative || named.plus_window) return false;
@@ -90,14 +92,14 @@ Status take_named(Call& call) {
     as_given.on_device = false;
     scratch.named = as_given;
   }
-  // A call on device tensors sends its rows side by side.
+  // A call on device tensors sends contiguous rows.
   if (call.args.on_device || given->any_order) copy_named(call.args.q.n_tokens, &scratch.named, &scratch.named_idx);
   return check_all(call, as_given);
 }
 
 namespace {
 
-// The most granules of a list: n_idx indices of units of any length, and sinks, over a window of n_pages pages.
+// Returns the most granules of a list: n_idx units of any length, and sinks, over a window of n_pages pages.
 int64_t most_granules(int64_t n_idx, int64_t sink_len, int64_t n_pages) {
   constexpr int64_t kOfUnit = kMostUnitTokens / kGranuleKeys;
   return std::min(n_idx * kOfUnit + sink_len / kGranuleKeys + 2, n_pages * kDevicePageLen / kGranuleKeys + 1);
@@ -108,7 +110,7 @@ int64_t most_granules(int64_t n_idx, int64_t sink_len, int64_t n_pages) {
 void size_named(const Call& call, CallShape* shape) {
   const NamedKeys* const named = call.args.named;
   if (named == nullptr) return;
-  constexpr int64_t kMostBytes = int64_t{32} << 20;  // of a chunk's lists and indices
+  constexpr int64_t kMostBytes = int64_t{32} << 20;  // limit for a chunk's lists and indices
   const SizeTerms terms = call.session.terms();
   shape->idx_heads = named->n_heads;
   shape->n_idx = named->n_idx;
@@ -123,7 +125,7 @@ void size_named(const Call& call, CallShape* shape) {
   shape->most_tokens = std::clamp<int64_t>(kMostBytes / (of_list * named->n_heads), 1, kMostTicketTokens);
 }
 
-// Memory for a call that names keys, and for those of the layer's calls in planned steps that may name some.
+// Reserves memory for a call that names keys, and for the layer's calls in planned steps that may name keys.
 void reserve_named(const SizeTerms& terms, const CallShape& shape, Reservation* needs) {
   const int64_t in_steps = terms.names_in_steps(shape.layer_idx) ? terms.options.selection_len : 0;
   if (shape.idx_heads == 0 && in_steps == 0) return;

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
-// Calls whose keys the caller names (tandem_selection in selection.h), up to their kernels.
+// Calls whose keys the caller names (tandem_selection in selection.h), up to the launch of their kernels.
 //
-// On host tensors the CPU attends them all (lib/call/named_jobs.h). On device tensors each query is described as a sequence
-// of its own, and a kernel makes its key lists of the indices: of what the window has. The indices go to the host with the
-// queries, and the CPU attends the named keys that the window does not have. Indices that are in host memory are checked,
-// and copied to the device; those in device memory are looked at by the kernel and by the CPU alone, so a wrong one is
-// told by a later call.
+// On host tensors the CPU attends all named keys (lib/call/named_jobs.h). On device tensors each query is described as a
+// sequence of its own. A kernel makes its key lists from the indices, as far as the window has the keys. The host gets the
+// indices with the queries, and the CPU attends the named keys outside the window. Indices in host memory are checked and
+// copied to the device. Indices in device memory are only checked by the kernel and by the CPU, so a later call reports a
+// wrong one.
 //
 //   work space    key lists | granules | indices that came from host memory
 #pragma once
@@ -14,21 +14,21 @@
 
 namespace tandem {
 
-// UNSUPPORTED (selection): another policy than "all", streaming heads, groups that no kernel with lists serves.
+// UNSUPPORTED (selection): a policy other than "all", streaming heads, or groups too large for kernels with lists.
 Status check_named_layer(const Call& call);
-// Indices in host memory: checks them, and copies rows that may stand in any order into order. INVALID_ARGUMENT
-// (selection.idx). Indices in device memory come to the host, which waits for the stream, if they may stand in any order or
-// if appends are long enough for chunks with lists of tiles (named_tiles.h); others stay as they are, unchecked.
+// Takes the caller's indices. Indices in host memory are checked, and sorted copies are made of rows in any order.
+// INVALID_ARGUMENT (selection.idx). Indices in device memory are brought to the host, which waits for the stream, if they
+// may be in any order or if appends are long enough for chunks with lists of tiles (named_tiles.h). Others stay unchecked.
 Status take_named(Call& call);
 // Adds the sizes that the indices of a call on device tensors have to its shape.
 void size_named(const Call& call, CallShape* shape);
-// Of a call of a planned step that names keys. UNSUPPORTED (selection), CAPACITY (selection.idx.shape).
+// Checks a call of a planned step that names keys. UNSUPPORTED (selection), CAPACITY (selection.idx.shape).
 Status check_named_in_step(const Call& call);
-// The rows of a chunk's indices, from row first_row of the call's on.
+// Returns the rows of a chunk's indices, from row first_row of the call on.
 DeviceIndices indices_of(const NamedKeys& named, int64_t first_row);
 // Copies indices that are in host memory to the device.
 Status send_indices(Call& chunk);
-// Makes the call's key lists of its indices.
+// Launches the kernel that makes the call's key lists from its indices.
 Status name_keys(Call& call, const DeviceSequences& sequences);
 
 }  // namespace tandem

@@ -21,7 +21,7 @@ void NamedTiles::begin(const NamedKeys* named, const SequenceCall& of, const Lay
     for (int32_t h = 0; h < named->n_heads; ++h) {
       uint64_t* const units = units_.data() + h * n_words_;
       for (const int32_t unit : named->row(t, h)) {
-        if (unit < 0) break;  // pads stand last
+        if (unit < 0) break;  // pads are last
         units[unit / 64] |= uint64_t{1} << unit % 64;
       }
     }

@@ -12,9 +12,9 @@ class Passage {
   ~Passage();
   Passage(const Passage&) = delete;
 
-  // Finds the sequences and says in call.calls() how many queries and tokens they have. The cache's mutex is held
-  // exclusively, and tokens within lengths are in the store. NOT_FOUND, BUSY, INVALID_STATE, INVALID_ARGUMENT, UNSUPPORTED:
-  // then nothing is marked.
+  // Finds the sequences and sets how many queries and tokens each has, in call.calls(). The cache's mutex is held
+  // exclusively, and all tokens within lengths are in the store. NOT_FOUND, BUSY, INVALID_STATE, INVALID_ARGUMENT,
+  // UNSUPPORTED: on error nothing is marked.
   Status enter();
 
  private:

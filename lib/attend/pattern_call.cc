@@ -19,7 +19,7 @@ static_assert(sizeof(DeviceHeadPattern) % sizeof(DeviceKeys) == 0);
 
 bool is_append(const Call& chunk) { return !chunk.calls().empty() && chunk.calls()[0].is_append; }
 
-// As one of a group sees the layer: each KV head has one query head.
+// Returns the layer with one query head for each KV head.
 Layer one_of_group(Layer layer) {
   layer.n_q_heads = layer.n_kv_heads;
   layer.group_size = 1;
@@ -30,7 +30,7 @@ int32_t n_launches(const PatternsOfLayer& patterns, const Layer& layer) {
   return patterns.groups_are_alike ? 1 : layer.group_size;
 }
 
-// Queries of a part.
+// Returns the number of queries of a part.
 int64_t part_len(const Call& chunk) {
   const Device& device = chunk.device().device();
   const DeviceRows q = attended_q(append_of(chunk, {}));
@@ -39,7 +39,8 @@ int64_t part_len(const Call& chunk) {
   return std::clamp<int64_t>(most_rows / of_query, 1, kPatternBlock);
 }
 
-// visit(sequence of the chunk, first query of the part's block, first query, queries) for each part.
+// Calls visit(i, block, t, n) for each part. i: its sequence in the chunk. block: the first query of its block. t: its first
+// query. n: its number of queries.
 template <typename Visit>
 void for_parts(const Call& chunk, Visit visit) {
   const int64_t of_part = part_len(chunk);
@@ -55,7 +56,7 @@ SinksAndRange keys_of_block(const HeadPattern& head, int64_t first_query) {
   return {!head.has(TANDEM_PATTERN_A_SHAPE), head.sink_len, first_query + 1 - head.window_len};
 }
 
-// Of the keys from resident_begin on; the host attends those before.
+// Makes the list of the keys from resident_begin on. The host attends earlier keys.
 DeviceKeys list_of(const SinksAndRange& keys, int64_t first_granule, int64_t resident_begin) {
   const int64_t n_gone = std::min(keys.n_units, resident_begin / kPatternUnit);
   DeviceKeys list;
@@ -65,7 +66,7 @@ DeviceKeys list_of(const SinksAndRange& keys, int64_t first_granule, int64_t res
   return list;
 }
 
-// The first tokens of each sequence, a granule for each unit that it has, of the keys that the window has.
+// Writes granules for the first n_units units of each sequence, as far as the window has their keys.
 void write_granules(const Call& chunk, int64_t n_units, KeyGranule* to) {
   for (const SequenceCall& of : chunk.calls())
     for (int64_t unit = 0; unit < n_units; ++unit, ++to) {
@@ -97,7 +98,7 @@ DeviceHeadPattern on_device(const HeadPattern& head) {
   return to;
 }
 
-// The most granules of a key list: units before the window of a query block, in a sequence of n_tokens.
+// Returns the most granules of a key list: units before a query block's window, in a sequence of n_tokens.
 int64_t most_units(const PatternsOfLayer& patterns, int64_t n_tokens) {
   constexpr int64_t kOfBand = ceil_div(kPatternBlock + kPatternBand - 1, kPatternUnit) + 1;
   int64_t most = 0;
@@ -107,14 +108,14 @@ int64_t most_units(const PatternsOfLayer& patterns, int64_t n_tokens) {
   return std::min(most, pattern_units(n_tokens));
 }
 
-// Keys of a sequence that lists may be made of, where the longest sequence has n_tokens.
+// Returns the most keys of a sequence in lists, where the longest sequence has n_tokens.
 int64_t most_keys_of(const PolicyOptions& options, int64_t n_tokens) {
   return std::max(most_searched(options), n_tokens > options.window_len ? whole_layer_tokens(n_tokens) : 0);
 }
 
 PatternChoices choices_of(int64_t most_keys, int64_t most_queries) { return {most_keys, most_queries, kPatternBlock}; }
 
-// Where the range of a block begins, whose first query is token p0 (lib/tables/pattern_lists.h).
+// Returns where a block's range begins, if its first query is token p0 (lib/tables/pattern_lists.h).
 int64_t range_begin(const HeadPattern& head, int64_t p0) {
   if (head.has(TANDEM_PATTERN_FULL)) return 0;
   int64_t begin = p0;
@@ -224,7 +225,7 @@ int64_t describe_pattern_lists(const Call& chunk, DeviceKeys* to, int64_t n_sequ
 
 namespace {
 
-// What the device takes to make the lists of a launch.
+// Reserves the memory with which the device makes the lists of a launch.
 void reserve_lists(const SizeTerms& terms, const CallShape& shape, int64_t n_blocks, int64_t n_parts, int64_t most_queries,
                    Reservation* needs) {
   const Layer& layer = *shape.layer;
@@ -267,14 +268,15 @@ void reserve_patterns(const SizeTerms& terms, const CallShape& shape, int64_t mo
     reserve_lists(terms, shape, n_blocks, n_parts, std::min({shape.max_q_len(), n_rows, kPatternChunk}), needs);
   else
     needs->add_lists(n_parts * layer.n_kv_heads * n_one_by_one + n_sequences * patterns.most_sink_units());
-  // Only the call knows its queries: their parts may be as small as these, or whole blocks.
+  // The part length is known once the call has its queries: from least_part queries to whole blocks. Work space is sized for
+  // both.
   for (const auto& [n, q_len] : {std::pair(n_parts, least_part), {n_blocks, kPatternBlock}})
     needs->workspace_bytes = std::max(needs->workspace_bytes, workspace_bytes(*terms.device, layer, n, q_len));
 }
 
 namespace {
 
-// Chooses for all query heads. The lists of a launch are made with *lists then.
+// Chooses keys for all query heads. *lists then serves to make the lists of each launch.
 Status index_patterns(const Call& chunk, const DeviceAttend& window, DevicePatterns* lists) {
   const DeviceSession& device = chunk.device();
   const Layer& layer = chunk.layer();
@@ -300,7 +302,7 @@ Status index_patterns(const Call& chunk, const DeviceAttend& window, DevicePatte
 
 }  // namespace
 
-// Heads of a group that attend different keys have launches of their own.
+// Launches each head of a group separately, as they attend different keys.
 static Status attend_head_by_head(const Call& chunk, const DeviceAttend& window) {
   const Layer layer = one_of_group(*window.layer);
   const int32_t group = chunk.layer().group_size;
@@ -330,7 +332,7 @@ static Status attend_head_by_head(const Call& chunk, const DeviceAttend& window)
   return {};
 }
 
-// Whatever was launched has counted pairs, which readers wait for.
+// Even after an error, the launches made so far have counted pairs, so readers must wait for them.
 Status attend_patterns(const Call& chunk, const DeviceAttend& window) {
   if (!is_append(chunk) || patterns_of(chunk).groups_are_alike) return attend_window(chunk, window);
   Status attended = attend_head_by_head(chunk, window);
@@ -339,7 +341,7 @@ Status attend_patterns(const Call& chunk, const DeviceAttend& window) {
   return attended.ok() ? std::move(followed) : std::move(attended);
 }
 
-// The device counts what lists name before their ranges (DevicePatterns::totals).
+// Counts only the lists' ranges. The device counts the keys before them (DevicePatterns::totals).
 static void count_ranges(const Call& chunk, const SequenceCall& of) {
   const int64_t key_bytes = plane_bytes(chunk.layer()).total();
   AttendedPairs pairs;

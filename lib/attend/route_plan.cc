@@ -22,20 +22,21 @@ Status check_lens(std::span<const int64_t> kv_lens, const int64_t* q_lens) {
   return {};
 }
 
-// Queries of a sequence that a ticket has.
+// Returns the most queries of a sequence that a ticket has.
 int64_t longest_of(const CallsAhead& calls) {
   int64_t longest = 1;
   for (size_t i = 0; i < calls.kv_lens.size(); ++i) longest = std::max(longest, std::min(calls.q_len(i), kMostTicketTokens));
   return longest;
 }
 
-// Long appends whose keys cross the bus once for thousands of queries (lib/attend/long_append.h), each for itself.
+// Long appends, whose keys cross the bus once for thousands of queries (lib/attend/long_append.h). Times are sums over
+// appends.
 struct LongParts {
-  int64_t n_keys = 0, resident_tokens = 0;  // the latter of all calls
+  int64_t n_keys = 0, resident_tokens = 0;  // resident_tokens: of all calls
   double bus_ns = 0.0, device_ns = 0.0, total_ns = 0.0;
 };
 
-// What a long append takes of the device. Where there is no memory to try that, what is assumed of it has to do.
+// Measures a long append on the device. Without memory for the trial, assumed rates are used.
 Status try_long(SessionCore& session, const Layer& layer) {
   Engine& engine = session.cache->engine();
   if (engine.profile().prefill_tile_ns(layer) > 0.0) return {};
@@ -52,7 +53,7 @@ Status try_long(SessionCore& session, const Layer& layer) {
   return {};
 }
 
-// q_len: of an append; of its last part, if that streams all there is. n: gets the tokens of that part.
+// Plans the last chunk of an append of q_len queries, if that chunk is a long one. *n: gets the chunk's tokens.
 Status plan_long(SessionCore& session, size_t layer_idx, int64_t kv_len, int64_t q_len, int64_t* n, LongParts* parts) {
   const Layer& layer = session.layers[layer_idx].layer;
   const Layer& outside_heads = session.layers[layer_idx].outside;
@@ -81,7 +82,7 @@ Status plan_long(SessionCore& session, size_t layer_idx, int64_t kv_len, int64_t
   return {};
 }
 
-// may_stream: this session could, in this layer. Long appends that stream leave the split to the others.
+// may_stream: the session can stream keys of this layer. Long appends that stream are not in *split.
 Status plan_calls(SessionCore& session, const CallsAhead& calls, bool may_stream, CallPlan* split, LongParts* parts) {
   const Profile& profile = session.cache->engine().profile();
   const Layer& layer = session.layers[calls.layer_idx].outside;
@@ -113,7 +114,7 @@ Status plan_calls(SessionCore& session, const CallsAhead& calls, bool may_stream
     else
       split->give(profile, layer, key_bytes, may_stream && routes.is_given() ? routes.moved_share : 0.0, rebuild);
     if (round > 0 || !is_auto || session.refuses_long || split->n_streamed() == 0) return {};
-    streams_long = true;  // as its tickets would stream, so do its parts
+    streams_long = true;  // tickets of long appends would stream, so their long chunks do
   }
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// tandem_plan(): who would compute over the keys of a call, by the same program as calls go by.
+// tandem_plan(): predicts who would compute over the keys of a call, with the same code as calls.
 #pragma once
 
 #include "lib/attend/session_core.h"

@@ -12,7 +12,7 @@ namespace {
 
 constexpr int64_t frame(int64_t payload_bytes) { return kSavedFrameBytes + payload_bytes; }
 
-// A sequence that is in flight until the save ends, and copies of what may grow meanwhile.
+// Keeps a sequence in flight until the save ends, with copies of data that may grow meanwhile.
 class SaveInFlight {
  public:
   explicit SaveInFlight(Cache& cache) : cache_(cache) {}
@@ -24,7 +24,7 @@ class SaveInFlight {
     sequence_->is_being_saved = false;
   }
 
-  // *state: what the session knows of it; null without a session.
+  // *state: the session's state of the sequence; null without a session.
   Status begin(int64_t id, SessionStates* states, SequenceState** state) {
     const auto lock = cache_.lock_settled();
     Sequence* found = nullptr;
@@ -51,7 +51,7 @@ class SaveInFlight {
   std::vector<std::byte*> extents_;
 };
 
-// put(rows, bytes) for the runs of a plane: head by head, tokens of a head in their order.
+// Calls put(rows, bytes) for the runs of a plane: head by head, and in token order within a head.
 template <typename Put>
 Status for_plane(const StoreView& view, const StoredPlane& plane, int64_t n_tokens, Put put) {
   for (int64_t head = 0; head < std::ssize(plane.at); ++head)
@@ -93,7 +93,7 @@ Status save_blobs(const std::vector<SavedBlob>& blobs, SavedWriter* writer) {
   return {};
 }
 
-// A sequence that is being loaded. What is not listed goes.
+// A sequence while it is loaded. The destructor drops it unless it has been listed.
 class Loading {
  public:
   explicit Loading(Cache& cache) : cache_(cache) {}
@@ -132,7 +132,7 @@ class Loading {
   }
 
  private:
-  // Room comes with the rows: a header alone takes none.
+  // Allocates pages as rows arrive, so a header alone takes no memory.
   Status grow(int64_t token) {
     if (token < n_held_) return {};
     n_held_ = std::min(header_.n_tokens, token + cache_.store().geometry().extent_len());
@@ -190,7 +190,7 @@ class Loading {
     return {};
   }
 
-  // Memory grows as bytes come.
+  // Memory grows as bytes arrive.
   static Status take_all(SavedReader* reader, int64_t bytes, std::vector<std::byte>* data) {
     constexpr int64_t kStep = 1 << 20;
     while (std::ssize(*data) < bytes) {
@@ -246,9 +246,9 @@ class Loading {
   std::unique_ptr<Sequence> made_;
   std::unique_ptr<SequenceState> state_;
   std::vector<std::byte*> extents_;
-  int64_t host_bytes_ = 0;  // of the cache's pages before the load
-  int64_t n_held_ = 0;      // tokens that there are pages for
-  size_t n_read_ = 0;       // sections
+  int64_t host_bytes_ = 0;  // bytes of the cache's pages before the load
+  int64_t n_held_ = 0;      // tokens with pages
+  size_t n_read_ = 0;       // sections read so far
   std::vector<Blob> blobs_;
 };
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
-// Sequences to the caller's bytes and back (saving.h of the ABI; docs/saved-sequences.md has the format).
+// Saves sequences to the caller's bytes and loads them (saving.h of the ABI; format: docs/saved-sequences.md).
 //
-// The cache's mutex is held to mark a sequence that is saved and to list one that is loaded, not while the caller's
-// functions run. A sequence that is being saved is in flight: its pages, its positions and what the session knows of it stay
-// as they are. One that is being loaded is seen by nobody before it is whole.
+// The cache's mutex is held to mark a sequence that is saved and to list one that is loaded, but not while the caller's
+// functions run. A sequence is in flight while it is saved: its pages, its positions and the session's state of it do not
+// change. A sequence that is being loaded is invisible until it is complete.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,7 @@ inline constexpr int64_t kMostBlobs = 65536, kMostBlobName = 255;
 struct SaveArgs {
   tandem_write_fn write = nullptr;
   void* write_user = nullptr;
-  SessionStates* states = nullptr;  // null: no session's
+  SessionStates* states = nullptr;  // null: no session's state is saved
   uint64_t model_id = 0;
   std::vector<SavedBlob> blobs;
 };

@@ -56,8 +56,8 @@ Status visit_layer(const SessionCore& core, size_t l, const Sequence& sequence, 
   const int64_t length = sequence.lengths[l];
   TANDEM_TRY(visitor.number(&state.window_begin, 0, length, "window_begin"));
   TANDEM_TRY(state.selection->visit(visitor, sequence, state.window_begin));
-  // A longer window has tokens that were outside: they are not among the selected ones any more. A shorter one gives up its
-  // oldest tokens in the next call.
+  // With a longer window, tokens that were outside are in the window now and are removed from the selection. With a shorter
+  // one, the next call evicts the oldest tokens.
   const int64_t latest = std::max<int64_t>(0, length - core.options.window_len);
   if (!visitor.is_loading() || state.window_begin <= latest) return {};
   const std::shared_lock lock(core.cache->mutex());
@@ -95,7 +95,7 @@ Status load_statistics(const SessionCore& core, const Sequence& sequence, Sequen
     SavedSection section{SavedKind::kStatistics, static_cast<int32_t>(l), -1};
     TANDEM_TRY(reader->begin(&section));
     Status status = visit_layer(core, l, sequence, state.layers[l], loader);
-    // What does not fit may have been changed on its way: the checksum has the first word.
+    // Data that does not fit may have been damaged, so a checksum error takes precedence.
     const bool may_be_changed = status.code() == TANDEM_ERROR_INVALID_ARGUMENT || status.code() == TANDEM_ERROR_CORRUPT;
     if (!status.ok() && !may_be_changed) return status;
     if (may_be_changed) TANDEM_TRY(reader->skip(reader->left()));

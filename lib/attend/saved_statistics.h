@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What a session knows of a saved sequence: a section for each layer, with the name of its policy, where its window began,
-// and what its selector visits.
+// The saved state of a session for one sequence: a section for each layer with the name of its policy, the window's begin,
+// and the data that its selector visits.
 #pragma once
 
 #include <vector>
@@ -10,12 +10,12 @@
 
 namespace tandem {
 
-// Payload bytes of each layer's section: [n_layers].
+// Returns in *bytes the payload size of each layer's section: [n_layers].
 Status measure_statistics(const SessionCore& core, const Sequence& sequence, SequenceState& state,
                           std::vector<int64_t>* bytes);
 Status save_statistics(const SessionCore& core, const Sequence& sequence, SequenceState& state,
                        const std::vector<int64_t>& bytes, SavedWriter* writer);
-// CORRUPT; INVALID_ARGUMENT (session): another policy, or other options that what was saved depends on.
+// CORRUPT. INVALID_ARGUMENT (session): the policy differs, or an option on which the saved data depends.
 Status load_statistics(const SessionCore& core, const Sequence& sequence, SequenceState& state, SavedReader* reader);
 
 }  // namespace tandem

@@ -15,14 +15,14 @@ namespace {
 
 const PruningOfLayer& pruning_of(const Call& call) { return call.session.options.pruning.layers[call.facts.idx]; }
 
-// An append's last chunk may have one query: the call's kind counts.
+// An append's last chunk may have one query, so the call's kind decides.
 bool is_append(const Call& call) { return !call.calls().empty() && call.calls()[0].is_append; }
 
 const PruningRecord& record_of(const Call& call) {
   return is_append(call) ? pruning_of(call).append : pruning_of(call).decode;
 }
 
-// Lists stay with their sequences where the call appends the one token that each queries.
+// Returns whether lists stay with their sequences: only if the call appends one token to each, which is its query.
 bool keeps_lists(const Call& call) { return call.appends() && !is_append(call); }
 
 int64_t list_bytes(const PruningRecord& record, int64_t n_lists) {
@@ -41,7 +41,7 @@ int32_t bounds_on(const DeviceSession& device, size_t layer_idx, DeviceBounds* b
   return static_cast<int32_t>(kept.size());
 }
 
-// What all searches of the layer by this record have in common.
+// Returns a search with the fields that all searches of the layer by this record share.
 DeviceSearch make_search(const SizeTerms& terms, size_t layer_idx, const PruningRecord& record) {
   const PruningOfLayer& pruning = terms.options.pruning.layers[layer_idx];
   DeviceSearch search;
@@ -53,13 +53,13 @@ DeviceSearch make_search(const SizeTerms& terms, size_t layer_idx, const Pruning
   return search;
 }
 
-// How long blocks and their parts are; of no queries yet. most_rows: of a part.
+// Returns the lengths of blocks and their parts, without counts. most_rows: query rows of a part.
 SearchBlocks no_blocks(const PruningRecord& record, const Layer& layer, int64_t most_rows) {
   const int64_t block = record.stages[0].query_block;
   return {block, std::clamp<int64_t>(most_rows / layer.group_size, 1, block), 0, 0};
 }
 
-// Query rows of a part: as many as the module takes with the chunk's queries.
+// Returns the query rows of a part: as many as the module takes with the chunk's queries.
 int64_t most_part_rows(const Call& chunk) {
   const Device& device = chunk.device().device();
   const DeviceRows q = attended_q(append_of(chunk, {}));
@@ -152,7 +152,8 @@ void reserve_search(const SizeTerms& terms, const CallShape& shape, int64_t most
   blocks.n_parts = n_rows / blocks.part_len + blocks.n_blocks;
   add(pruning.append, blocks);
   needs->add_descriptors(blocks.n_blocks + blocks.n_parts, 0);
-  // Only the call knows its queries: their parts may be as small as these, or whole blocks.
+  // The part length is known once the call has its queries: from part_len queries to whole blocks. Work space is sized for
+  // both.
   for (const auto& [n, q_len] : {std::pair(blocks.n_parts, blocks.part_len), {blocks.n_blocks, blocks.block_len}})
     needs->workspace_bytes = std::max(needs->workspace_bytes, workspace_bytes(*terms.device, layer, n, q_len));
 }
@@ -169,7 +170,7 @@ SearchBlocks blocks_of(const Call& chunk) {
 
 namespace {
 
-// Queries [first, first + n) of a sequence as one of its own.
+// Describes queries [first, first + n) of a sequence as a sequence of their own.
 DeviceSequence some_queries(const DeviceSequence& whole, const SequenceCall& of, int64_t first, int64_t n) {
   DeviceSequence some = whole;
   some.q_len = static_cast<int32_t>(n);
@@ -235,7 +236,7 @@ Status bound_chunks(const Call& call, const DeviceSequences& sequences) {
   DeviceBoundChunks bounds;
   bounds.n_bounds = bounds_on(device, l, bounds.bounds);
   if (bounds.n_bounds == 0) return {};
-  // A search that keeps lists makes the bounds of the newest chunk of each length.
+  // A search that keeps lists also makes the bounds of the newest chunk of each length.
   const auto lacks = [&](const SequenceCall& of) {
     const int64_t end = keeps_lists(call) ? of.first_query : of.length;
     return std::any_of(bounds.bounds, bounds.bounds + bounds.n_bounds, [&](const DeviceBounds& level) {
@@ -247,7 +248,7 @@ Status bound_chunks(const Call& call, const DeviceSequences& sequences) {
   bounds.layer = &device.layer(l, false);
   bounds.pages = device.pages(l);
   bounds.sequences = sequences;
-  bounds.sequences.max_keys = 0;  // of this call: it is never replayed
+  bounds.sequences.max_keys = 0;  // of this call only, as it is never replayed
   for (const SequenceCall& of : call.calls()) bounds.sequences.max_keys = std::max(bounds.sequences.max_keys, of.length);
   return call_device(device.device(), &DeviceTable::bound_chunks, &bounds, call.args.stream);
 }
@@ -259,7 +260,7 @@ Status search_keys(Call& call, const DeviceSequences& sequences, const DeviceRow
   const bool has_blocks = call.blocks.sequences != nullptr;
   const PruningRecord& record = has_blocks ? pruning_of(call).append : pruning_of(call).decode;
   const int64_t n_lists = n_key_lists(call.layer(), call.session.options.pruning);
-  const bool has_begun = call.task == nullptr;  // a planned step, which has bounded chunks before its first layer
+  const bool has_begun = call.task == nullptr;  // a planned step has bounded chunks before its first layer
   if (!has_begun) TANDEM_TRY(bound_chunks(call, sequences));
   DeviceSearch search = make_search(call.session.terms(), l, record);
   search.layer = &device.layer(l, false);
@@ -282,7 +283,7 @@ Status search_keys(Call& call, const DeviceSequences& sequences, const DeviceRow
 
 namespace {
 
-// Each query block of an append has one search.
+// Counts the judged bytes. Each query block of an append has one search.
 void count_judged(const Call& chunk, const SequenceCall& of) {
   const size_t l = chunk.facts.idx;
   const PruningRecord& record = record_of(chunk);
@@ -312,7 +313,7 @@ void commit_search(const Call& chunk, const SequenceCall& of) {
   const int64_t n_bounded = keeps_lists(chunk) ? of.first_query : of.length;
   of.state->named_end = of.length;
   of.state->on_device = NamedOnDevice::kAll;
-  if (!searches(chunk)) return;  // nothing has been bounded
+  if (!searches(chunk)) return;  // no chunk got bounds
   of.state->on_device = keeps_lists(chunk) ? NamedOnDevice::kKept : NamedOnDevice::kGone;
   of.window->set_bounded(l, std::max(of.window->bounded(l), n_bounded));
   count_judged(chunk, of);

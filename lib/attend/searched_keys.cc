@@ -10,9 +10,9 @@
 namespace tandem {
 namespace {
 
-// Lists of a layer that its last decode call has kept, among those of the sequence.
+// The lists of a layer that its last decode call has kept, among those of the sequence.
 struct LastLists {
-  int32_t place = -1;  // of the stage; -1: none was there
+  int32_t place = -1;  // of the stage; -1: no stage was used
   int64_t chunk_len = 0, most_kept = 0, n_lists = 0;
   int64_t at = 0;  // bytes
 
@@ -28,7 +28,7 @@ struct LastLists {
     most_kept = stage.most_kept;
     at = core.device->geometry().layers[layer_idx].kept_at + stage.lists_at;
   }
-  // Chunks of one of the lists; none where the search has not made it under this mark.
+  // Returns the chunks of a list; none if the search has not made the list under this mark.
   std::vector<int32_t> chunks(const std::vector<std::byte>& lists, int64_t list, uint32_t mark) const {
     KeptList head;
     const std::byte* const from = lists.data() + at + list * kept_list_bytes(most_kept);
@@ -39,7 +39,7 @@ struct LastLists {
   }
 };
 
-// Whether the lists of the layer's last query are those that the window has.
+// Returns whether the window still has the lists of the layer's last query.
 bool has_lists(const SequenceState& state, size_t layer_idx) {
   return state.layers[layer_idx].on_device == NamedOnDevice::kKept && state.window.kept_lists().bytes() > 0 &&
          state.window.kept_stages(layer_idx).mark == state.window.kept_mark(layer_idx);
@@ -61,7 +61,7 @@ void put_all(int64_t begin, int64_t end, KeptKeys* kept) {
 }  // namespace
 
 int64_t most_searched(const PolicyOptions& options) {
-  constexpr int64_t kMost = (int64_t{1} << 30) - 1;  // that a device's module takes
+  constexpr int64_t kMost = (int64_t{1} << 30) - 1;  // limit of device modules
   return std::min(options.window_len, kMost);
 }
 

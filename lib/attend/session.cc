@@ -25,7 +25,7 @@ Status Session::create(std::shared_ptr<Cache> cache, const tandem_session_option
   return (*session)->core_->cache->attach(&(*session)->states_);
 }
 
-// Buffers of routes go once nothing is under way, and before the memory that says so.
+// The routes' buffers are freed once no work is in flight, and before `device`, which has the flags that say so.
 Session::~Session() {
   states_.leave();
   {
@@ -45,7 +45,7 @@ void Session::let_go(std::unique_ptr<Session> session) {
   const bool is_idle = core.device == nullptr || core.hand_over().is_idle();
   session->states_.leave();
   if (core.device == nullptr) return;
-  // CUDA frees memory when the device is idle, which takes no time where it is.
+  // CUDA frees memory once the device is idle. On an idle device this takes no time, so let_go() waits briefly.
   constexpr int64_t kBrief = 100'000'000;
   const std::shared_ptr<UnderWay> endings = core.cache->engine().endings();
   endings->add(1);
@@ -54,7 +54,7 @@ void Session::let_go(std::unique_ptr<Session> session) {
         auto* const ended = static_cast<Session*>(context);
         const std::shared_ptr<UnderWay> all = ended->cache().engine().endings();
         if (const AtWork at_work; at_work.may_begin()) {
-          const std::shared_ptr<Cache> cache = ended->core_->cache;  // perhaps the engine's last
+          const std::shared_ptr<Cache> cache = ended->core_->cache;  // perhaps the engine's last reference
           delete ended;
         } else {
           leave_behind(ended);
@@ -80,7 +80,8 @@ Status Session::stats(tandem_session_stats* stats) {
   std::unique_lock lock(core.cache->mutex());
   core.cache->settle(states_);
   tandem_session_stats& all = core.sums;
-  if (!core.step.is_planned) all.selected_keys = all.host_keys = 0;  // while a step is under way, what was there before it
+  // While a planned step is open, the values from before it are reported.
+  if (!core.step.is_planned) all.selected_keys = all.host_keys = 0;
   states_.for_all([&](int64_t, const SequenceState& found) {
     if (!core.step.is_planned) all.selected_keys += count_searched_keys(core, found);
     for (size_t l = 0; l < found.layers.size() && !core.step.is_planned; ++l) {
@@ -161,7 +162,7 @@ Status Session::selection(const HeadOfSequence& head, KeptKeys* kept) {
   const int64_t length = found->lengths[l];
   const bool streams = of.heads != nullptr && of.heads->streams(head.kv_head);
   const HostKeys host = streams ? HostKeys::kSinks : of.policy.host_keys(false);
-  // The next query sits at `length`: it sees itself too, which is not a key yet.
+  // The next query is token `length`. It also sees itself, which is not a key yet.
   int64_t window_begin = state.window_begin, sink_end = std::min(core.options.sink_len, window_begin);
   if (host == HostKeys::kSinks) {
     window_begin = std::max<int64_t>(0, length + 1 - core.options.window_len);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// A cache plus a policy: how its sequences are attended, and what was learned about each. What callers of the library see.
+// A cache with a policy: how its sequences are attended, and what was learned about each. The interface for callers.
 #pragma once
 
 #include <memory>
@@ -16,19 +16,19 @@ class Session {
   static Status create(std::shared_ptr<Cache> cache, const tandem_session_options& options,
                        std::unique_ptr<Session>* session);
   ~Session();
-  // The end of a session that nobody has any more: at once for whoever looks at the cache. What its device still does is
-  // waited for by the thread that meets it, without the cache's mutex, and its memory is given back after that.
+  // Ends a session that has no more users. Other users of the cache see it gone at once. Its host thread waits for the
+  // device's work in flight, without the cache's mutex, and then frees its memory.
   static void let_go(std::unique_ptr<Session> session);
 
   Status attend(const AttendArgs& args) { return executor_.attend(args); }
-  // The end of speculation (lib/attend/speculation.cc).
+  // Ends speculation (lib/attend/speculation.cc).
   Status commit(int64_t sequence, const int64_t* kept_idx, int64_t n_kept);
-  // stream: the step is planned for device tensors there; null: it is not.
+  // stream: plans the step for device tensors on this stream; null: the step is not planned.
   Status step_begin(const int64_t* sequences, const int64_t* q_lens, int32_t n_sequences, void* stream);
   Status step_end(void* stream) { return steps_.end(stream); }
   Status stats(tandem_session_stats* stats);
   AttendedPairs pattern_pairs(size_t layer_idx);
-  // Of a call that is not made (lib/attend/route_plan.h). Fills all but struct_size.
+  // Plans a call without making it (lib/attend/route_plan.h). Fills all fields but struct_size.
   Status plan(const CallsAhead& calls, tandem_route_plan* plan);
   Status selection(const HeadOfSequence& head, KeptKeys* kept);
   Status set_weights(size_t layer_idx, const ProjectionBlocks& blocks);

@@ -10,7 +10,7 @@
 namespace tandem {
 namespace {
 
-// Room for indices in planned steps is asked for; some layer has to be one whose calls may name keys there.
+// Checks option selection_indices: in at least one layer, calls of planned steps must be able to name keys.
 Status check_may_name(const SessionCore& core) {
   const SizeTerms terms = core.terms();
   for (size_t l = 0; l < terms.layers.size(); ++l)
@@ -30,7 +30,7 @@ bool are_alike(Layer a, const Layer& b) {
   return a == b;
 }
 
-// Layers whose policy prunes have records of their own.
+// Layers whose policy names keys have pruning records or head patterns of their own.
 size_t first_like(const std::vector<SessionLayer>& layers, const SessionLayer& layer) {
   if (layer.policy.names_keys()) return layer.idx;
   const auto found = std::find_if(layers.begin(), layers.end(), [&](const SessionLayer& other) {

@@ -25,7 +25,7 @@ void SessionStates::fetch_maw(const Sequence& sequence) {
     const LayerState& state = found->layers[l];
     const int32_t n_q_heads = core_.layers[l].layer.n_q_heads;
     const TokenRange valid = window.valid(l);
-    // Where a call is taken back, the window begins before what it had given to the device.
+    // After a call was rolled back, the window begins before the tokens whose MAW the device has.
     const int64_t begin = std::max({state.window_begin, window.maw_begin(l), valid.begin});
     float* const page = device.maw_page().data();
     window.forget_maw(l);
@@ -50,8 +50,8 @@ Status SessionStates::reserve_window(const Sequence& sequence, int64_t q_len, in
   TANDEM_TRY(hold(sequence, longest, {}, state));
   DeviceWindow& window = (*state)->window;
   const int64_t n_wanted = ring_pages(core_.options, core_.cache->page_len(), q_len);
-  // Where a ring grows it keeps its last pages, which those of a layer that is behind may not be among. Rows come from the
-  // store again, averages are here alone.
+  // A growing ring keeps its last pages, which may not include the pages of a layer that is behind. Rows can be restored
+  // from the store, but these MAW are only here.
   const bool grows = window.n_pages() > 0 && window.n_pages() < n_wanted;
   if (grows && sequence.shortest() < longest) fetch_maw(sequence);
   return core_.device->reserve_window(window, n_wanted, longest, std::max({longest, length, int64_t{1}}));
@@ -66,7 +66,7 @@ Status SessionStates::meet_fault(void* stream) {
   if (captures) return fault;
   TANDEM_TRY(call_device(core_.device->device(), &DeviceTable::wait, stream));
   core_.cache->settle(*this);
-  // Replays that nobody expected may have written to any window: rows come from the store again.
+  // Unexpected replays may have written to any window, so its rows are copied from the store again.
   for (auto& [id, state] : states_) {
     if (const Sequence* sequence = core_.cache->find(id); sequence != nullptr) fetch_maw(*sequence);
     state->window.cut(0);
@@ -79,7 +79,7 @@ Status SessionStates::meet_fault(void* stream) {
 void SessionStates::leave() {
   std::unique_lock lock(core_.cache->mutex());
   if (std::exchange(has_left_, true)) return;
-  // Nobody asks for MAW any more, and there may be no memory to fetch them.
+  // MAW are not needed any more, and there may be no memory to fetch them.
   for (auto& [id, state] : states_)
     for (size_t l = 0; l < state->layers.size(); ++l) state->window.forget_maw(l);
   if (core_.device != nullptr) is_leaving_ = true;
@@ -205,14 +205,14 @@ bool SessionStates::has_lost() const { return core_.device != nullptr && core_.h
 
 void SessionStates::settle() {
   core_.hand_over().drain();
-  // Copies of rows whose ticket is lost may be under way: nobody else is to have their pages before they have ended.
+  // Copies of rows whose ticket is lost may still run. Their pages must not be reused before they have ended.
   if (!core_.hand_over().is_settled() && core_.device->side() != nullptr) core_.device->side()->wait();
   core_.hand_over().mark_lost();
 }
 
-// A step that was lost is rolled back as a whole; else the layer alone, which may leave the sequence uneven. What has come
-// and was not observed stays, but what the call was to evict has not been judged. Of a planned step that nobody will end not
-// all rows may have come.
+// A lost step is rolled back in all layers, a lost call only in its own, which may leave the layers uneven. Rows that
+// arrived and were not observed stay, but the window begin is restored, as the tokens to evict have not been judged. A
+// planned step that will never be ended is rolled back, as some of its rows may be missing.
 void SessionStates::for_rollbacks(const std::function<void(const Rollback&)>& note) const {
   core_.hand_over().for_marked([&](const HandOverTask& task) {
     for (const TouchedSequence& was : task.touched())

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
-// What a session knows of its cache's sequences, which follows the cache's changes.
+// A session's state of its cache's sequences. It follows the cache's changes.
 //
-// The map is touched under the cache's mutex alone, and a sequence in flight keeps its state. While tickets are in flight,
-// the device's thread changes selections; the calling thread reads them after Cache::settle(). The device keeps the moving
-// averages of attention weights (MAW) of the window's keys, the host those of all others, each counting what its own
-// processor attends; a call hands over the MAW of the keys that leave the window with it.
+// The map is used only with the cache's mutex held, and a sequence in flight keeps its state. While tickets are in flight,
+// the session's host thread changes selections; the calling thread reads them after Cache::settle(). The device keeps the
+// moving averages of attention weights (MAW) of the window's keys, the host those of all other keys. Each counts the
+// attention of its own processor. A call hands over the MAW of the keys that it evicts.
 #pragma once
 
 #include <atomic>
@@ -21,25 +21,26 @@ class SessionStates final : public CacheListener {
   explicit SessionStates(SessionCore& core) : core_(core) {}
 
   SequenceState* find(int64_t id) const;  // null: the session has not seen the sequence
-  // Copies MAW of the window from the device to the selector's state, where the device has newer ones. Drains the ring
+  // Copies the window's MAW from the device to the selector's state, if the device has newer ones. Drains the ring of tasks
   // first.
   void fetch_maw(const Sequence& sequence);
-  // Pages for calls of up to q_len queries of the sequence, which has `length` tokens then. *state: of the sequence.
+  // Gets pages for calls of up to q_len queries, with `length` tokens in the sequence then. *state: the sequence's.
   Status reserve_window(const Sequence& sequence, int64_t q_len, int64_t length, SequenceState** state);
-  // Returns the fault of the device. Where calls may follow it: waits for the stream, rolls back, and tickets begin again.
+  // Returns the fault of the device. If calls may follow it, waits for the stream, rolls back and starts over with ticket 0.
   // The cache's mutex is held exclusively.
   Status meet_fault(void* stream);
-  // Detaches the session from what others see. Its device work may still run; readers of the cache wait for it as usual.
+  // Detaches the session from other users of the cache. Its device work may still run; readers of the cache wait for it as
+  // usual.
   void leave();
   // Cancels background jobs and keeps the states' device memory. Comes before detach(): jobs read the cache's pages.
   void forget_all();
-  // Of a sequence that the cache has not listed yet: a state with room for n_tokens tokens, which nobody else sees before
-  // adopt(). The first needs no mutex.
+  // Makes a state for a sequence that the cache has not listed yet, with room for n_tokens tokens. The state is private
+  // until adopt(). make() needs no mutex.
   Status make(int64_t n_tokens, std::unique_ptr<SequenceState>* state) const;
   void adopt(int64_t id, std::unique_ptr<SequenceState> state) { states_.emplace(id, std::move(state)); }
   const SessionCore& core() const { return core_; }
 
-  // Following the cache (lib/store/cache_listener.h).
+  // Functions of CacheListener (lib/store/cache_listener.h).
   Status on_reserve(const Sequence& sequence, int64_t n_tokens, const Watch& watch) override;
   Status prepare_fork(const Sequence& from, int64_t fork_id) override;
   Status flush(const Sequence& sequence) override;
@@ -55,14 +56,14 @@ class SessionStates final : public CacheListener {
   void restore_window(const Rollback& rollback) override;
   void on_settled() override;
 
-  // visit(id, state) of all.
+  // Calls visit(id, state) for each state.
   template <typename F>
   void for_all(F visit) const {
     for (const auto& [id, state] : states_) visit(id, *state);
   }
 
  private:
-  // Makes a state for the sequence, if there is none, and room for n_tokens tokens in it.
+  // Finds or makes the sequence's state and makes room for n_tokens tokens in it.
   Status hold(const Sequence& sequence, int64_t n_tokens, const Watch& watch, SequenceState** found);
 
   SessionCore& core_;
@@ -73,7 +74,7 @@ class SessionStates final : public CacheListener {
   std::atomic<bool> is_leaving_{false};  // from leave() until the device work is settled
 };
 
-// Rows of [n_q_heads][kDevicePageLen] from or to the MAW of a page's tokens: move(the selector's, the page's, n).
+// Copies rows [n_q_heads][kDevicePageLen] from or to the MAW of a page's tokens: move(selector's row, page's row, n).
 template <typename F>
 void for_maw_of_page(const SelectState& state, int32_t n_q_heads, TokenRange range, float* page, F move) {
   for (int32_t h = 0; h < n_q_heads; ++h)
@@ -81,7 +82,7 @@ void for_maw_of_page(const SelectState& state, int32_t n_q_heads, TokenRange ran
          range.end - range.begin);
 }
 
-// part(range) for the parts of [begin, end) in each page of a window.
+// Calls part(range) for the part of `range` in each page of a window.
 template <typename F>
 Status for_window_pages(TokenRange range, F part) {
   for (int64_t t = range.begin; t < range.end;) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The end of speculation: of the guessed tokens some stay, as if they had been appended one by one.
+// Ends speculation: the kept tokens stay, as if they had been appended one by one.
 #include <algorithm>
 
 #include "lib/attend/session.h"

@@ -7,7 +7,8 @@
 
 namespace tandem {
 
-// The store has keys as they were before they are rotated; a guess is the host's, and so are keys that the caller names.
+// Routes take no keys that the library rotates, as the store has them unrotated. The host attends speculative tokens. The
+// host also attends named keys, except those of long appends.
 RoutesTaken possible_routes(const SizeTerms& terms, const CallShape& shape) {
   const Layer& layer = *shape.layer;
   const Layer& outside = retrieval_layer(terms.kinds(shape.layer_idx), layer);
@@ -30,7 +31,8 @@ RoutesTaken possible_routes(const SizeTerms& terms, const CallShape& shape) {
 
 namespace {
 
-// What the engine does not know yet: once for a shape of heads and a power of two of queries. longest: of a sequence.
+// Measures rates that the engine does not know: once for each shape of heads and power of two of queries. longest: the most
+// queries of a sequence.
 Status try_unknown_routes(const Call& call, int64_t longest) {
   Engine& engine = call.cache().engine();
   const Layer& outside = call.facts.outside;
@@ -41,8 +43,8 @@ Status try_unknown_routes(const Call& call, int64_t longest) {
   return {};
 }
 
-// A call of single queries that has to fill a window, as first tokens have: the CPU attends all keys, and the next call
-// takes the trials.
+// Returns whether single queries have to fill a window, as the first tokens do. The CPU then attends all keys, and the next
+// call makes the trials.
 bool is_first(const Call& call, const CallShape& shape) {
   const auto lacks_rows = [&](const SequenceCall& of) {
     const TokenRange valid = of.window->valid(call.facts.idx);
@@ -51,7 +53,7 @@ bool is_first(const Call& call, const CallShape& shape) {
   return shape.max_q_len() == 1 && std::any_of(call.calls().begin(), call.calls().end(), lacks_rows);
 }
 
-// Of "auto". *moves: by the plan any keys do; routes that get none are taken out of *taken.
+// Plans a call with "auto". *moves: whether any keys move. Removes routes that get no keys from *taken.
 Status plan_call(Call& call, const CallShape& shape, RoutesTaken* taken, bool* moves) {
   const SessionCore& session = call.session;
   const SizeTerms terms = session.terms();
@@ -71,7 +73,7 @@ Status plan_call(Call& call, const CallShape& shape, RoutesTaken* taken, bool* m
   return {};
 }
 
-// What is to be learned of a part. Small parts say nothing.
+// Describes what the profile can learn from a part. Small parts tell nothing.
 void describe_part(const Call& chunk) {
   HandOverPart& part = chunk.task->part;
   const CallPlan& split = chunk.scratch.plan;
@@ -89,8 +91,8 @@ void describe_part(const Call& chunk) {
   part.key_bytes = token_kv_bytes(chunk.facts.outside);
   if (!is_worth_planning((part.streamed_tokens + part.host_tokens) * part.key_bytes)) return;
   part.weighed_keys = static_cast<int64_t>(key_queries / static_cast<double>(part.n_queries));
-  // Beside streamed keys alone, the CPU's sinks of streaming heads would be taken for a part of the others. Where weights
-  // are counted, the CPU does more than attend.
+  // If all other keys are streamed, the sinks of streaming heads would look like the CPU's part of them. If weights are
+  // counted, the CPU does more than attend.
   part.tells = !chunk.device().device().bus->has_weights() && (chunk.facts.heads == nullptr || part.host_tokens > 0) &&
                !chunk.facts.policy.keeps_maw;
   part.ahead_bytes = split.ahead().bytes;
@@ -98,7 +100,7 @@ void describe_part(const Call& chunk) {
   part.predicted_ns = plan.total_ns > 0.0 ? std::max(1.0, plan.seen_ns) : 0.0;
 }
 
-// Routes that the caller has named wait for what they move to be pinned.
+// Pins all keys that move, and waits for that. For routes that the caller has named.
 bool pin_moved(const Call& chunk) {
   bool is_pinned = true;
   for (const PlannedKeys& keys : chunk.scratch.plan.keys())
@@ -109,8 +111,8 @@ bool pin_moved(const Call& chunk) {
   return is_pinned;
 }
 
-// "auto" moves what is pinned by now, and has the rest pinned for calls to come: an eighth more, as splits change. It waits
-// where that takes less than the CPU does over these keys, as with many queries.
+// For "auto": moves the keys that are already pinned, and has the rest pinned for later calls, with an eighth more, as
+// splits change. Waits for the pinning if that takes less time than the CPU needs for these keys, as with many queries.
 bool move_pinned(Call& chunk) {
   CallPlan& plan = chunk.scratch.plan;
   std::vector<int64_t>& ends = chunk.scratch.pinned_ends;
@@ -133,7 +135,7 @@ bool move_pinned(Call& chunk) {
   return true;
 }
 
-// Pieces of the keys that move, and the order in which they are attended.
+// Cuts the keys that move into pieces and orders the pieces.
 void cut_parts(const Call& chunk) {
   const RouteOptions& options = chunk.session.routes;
   const size_t rest = options.is_given() && options.route != kPlanRecompute ? options.route : size_t{kPlanStream};
@@ -171,7 +173,8 @@ Status take_routes(Call& call, const CallShape& shape) {
   call.taken = {};
   if (!possible.any() || (is_auto && session.refuses_streams)) return {};
   if (is_auto && is_first(call, shape)) return {};
-  if (is_auto && shape.idx_heads == 0) {  // the units of thousands of queries cross the bus in less time than the CPU takes
+  // Named units of a long append always move: the bus is faster than the CPU at thousands of queries.
+  if (is_auto && shape.idx_heads == 0) {
     const int64_t longest = std::min(shape.most_queries, shape.max_q_len());
     if (Status status = try_unknown_routes(call, longest); !status.ok()) return give_streams_up(call, std::move(status));
     bool moves = false;
@@ -226,7 +229,7 @@ void choose_routes(Call& chunk) {
   cut_parts(chunk);
   part.streamed_tokens -= plan.n_rebuilt();
   if (part.x_bytes == 0) return;
-  if (!plan.is_rebuilt_by_bus()) part.bus_tells = false;  // the device makes keys
+  if (!plan.is_rebuilt_by_bus()) part.bus_tells = false;  // the bus waits for the device, which makes keys
   // Hidden states have buffers of their own.
   part.ahead_bytes = profile.as_keys(outside, rebuild.ahead_keys * outside.x_bytes()) +
                      (task.n_pieces[kPlanStream] == 0 ? 0 : plan.ahead().bytes);

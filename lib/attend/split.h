@@ -1,28 +1,30 @@
 // SPDX-License-Identifier: MIT
-// Who computes over the keys outside the window, call by call:
+// Decides for each call which processor attends the keys outside the window:
 //
-//   take      buffers of the routes; for "auto", what bus and CPU take is measured where the engine does not know it yet
-//   choose    for each chunk: which keys move to the device and by which route, by the planner (lib/rates/planner.h) or
-//             by the session's option; the store is pinned as far as the moved keys reach
+//   take      gets buffers of the routes; for "auto", also measures bus and CPU where the engine has no rates yet
+//   choose    decides for each chunk which keys move to the device and by which route, by the planner (lib/rates/planner.h)
+//             or by the session's option; pins the store as far as the moved keys reach
 //
-// Of a sequence, tokens [host_begin, cpu_begin) move to the device and [cpu_begin, host_end) are the CPU's, at the same
-// time. The older ones move: the store has them for long, and what is pinned stays what is sent as sequences grow.
+// Tokens [host_begin, cpu_begin) of a sequence move to the device. The CPU attends [cpu_begin, host_end) at the same time.
+// The older tokens move because the store already has them, and because the pinned tokens stay the sent ones as sequences
+// grow.
 #pragma once
 
 #include "lib/attend/call.h"
 
 namespace tandem {
 
-// Says in call.taken which routes the call may take. Memory that "auto" cannot have leaves the keys with the CPU.
+// Sets in call.taken which routes the call may take. If "auto" gets no memory, the keys stay with the CPU.
 Status take_routes(Call& call, const CallShape& shape);
-// There is no memory for the routes. With "auto" the call and all later ones leave the keys to the CPU; else `why` is
-// returned.
+// Handles a lack of memory for the routes. With "auto", this call and all later ones leave the keys to the CPU. Otherwise
+// returns `why`.
 Status give_streams_up(Call& call, Status why);
-// Adds parts, pieces and launches to the task that begin_task() has reset.
+// Adds parts, pieces and launches to the task, which begin_task() has reset.
 void choose_routes(Call& chunk);
-// What to do after pinning the store. True: go on. False, with "auto" alone: no route is taken any more.
+// Handles the result of pinning the store. Returns true to go on. Returns false, only with "auto", if no route is taken any
+// more.
 bool accept_pins(Call& call, bool is_pinned);
-// Waits until the store has the keys that this chunk sends and that an earlier call has appended.
+// Waits until the store has the keys that this chunk sends and an earlier call has appended.
 void wait_for_sent_rows(const Call& chunk);
 
 }  // namespace tandem

@@ -48,7 +48,7 @@ Status StepPlan::check_lengths(const CallShape& shape) const {
               static_cast<long long>(kMostStepTokens));
 }
 
-// Windows and work space for the step. Layers that are alike take the same.
+// Reserves windows and work space for the step. Layers that are alike take the same.
 Status StepPlan::reserve(void* stream) {
   const OpenStep& open = core_.step;
   const SizeTerms terms = core_.terms();
@@ -83,7 +83,8 @@ Status StepPlan::reserve(void* stream) {
   return core_.device->hold(needs, stream);
 }
 
-// All lengths of a sequence are the same when a step begins, and so are pages and positions.
+// Finds for each layer the first layer that it may follow. When a step begins, all layers of a sequence have the same
+// length, pages and positions, so only the windows are compared.
 void StepPlan::find_first() {
   const size_t n_layers = core_.layers.size();
   first_.resize(n_layers);
@@ -117,13 +118,13 @@ Status StepPlan::make(std::span<Sequence* const> sequences, void* stream) {
   TANDEM_TRY(reserve(stream));
   const uint64_t step = open.n_planned + 1;
   const auto n_layers = static_cast<int64_t>(core_.layers.size());
-  // Waits until all tasks of the step that had this place are finished, as there are more places for steps than these have
-  // tasks: its upload has arrived, and nobody reads its calls any more.
+  // Waits for room for the step's tasks. The earlier step at this place has finished then, as there are more places than
+  // steps whose tasks fit in the ring: its upload has arrived, and its calls are no longer read.
   hand_over.next_task(n_layers - 1);
-  TANDEM_TRY(core_.states->meet_fault(stream));  // or that step is lost
+  TANDEM_TRY(core_.states->meet_fault(stream));  // fails if the earlier step is lost
   upload_ = device.shared().step_upload(step);
   AttendArgs args;
-  TensorView appended;  // tells that there is something to append; where it is, kernels are told
+  TensorView appended;  // says that rows are appended; the kernels of each layer get the tensor
   args.k = &appended;
   args.on_device = true;
   args.stream = stream;
@@ -139,7 +140,7 @@ Status StepPlan::make(std::span<Sequence* const> sequences, void* stream) {
   return {};
 }
 
-// Bounds of keys that came before the step, in more than one chunk.
+// Makes the bounds of keys from before the step, if they fill more than one chunk.
 Status StepPlan::bound_chunks_of_layers(AttendArgs* args) {
   for (size_t l = 0; l < first_.size(); ++l) {
     if (!core_.layers[l].policy.prunes) continue;
@@ -175,7 +176,7 @@ Status StepPlan::plan_layer(Call& call) {
   TANDEM_TRY(lane_.prepare(call));
   const int64_t filled_before = core_.sums.filled_kv_bytes;
   TANDEM_TRY(lane_.fill(call));
-  const bool has_filled = core_.sums.filled_kv_bytes != filled_before;  // then those of other layers lack rows, too
+  const bool has_filled = core_.sums.filled_kv_bytes != filled_before;  // then the windows of other layers lack rows, too
   const auto has_host = [](const SequenceCall& of) { return of.has_host; };
   leads_[call.facts.idx] =
       !has_filled && call.facts.policy.make == nullptr && std::none_of(call.calls().begin(), call.calls().end(), has_host);
@@ -204,7 +205,7 @@ Status StepPlan::add_sequences(Call& call) const {
   return {};
 }
 
-// Sequences that the step has not are described as having no queries: a graph may have been captured for more.
+// Describes missing sequences as having no queries, as a graph may have been captured for more sequences.
 void StepPlan::describe(Call& call) {
   const StepLayout layout = core_.device->steps();
   const size_t l = call.facts.idx;
@@ -242,7 +243,7 @@ void StepPlan::commit(AttendArgs* args) {
   }
 }
 
-// Sequence by sequence: what is known of a sequence's layers lies side by side.
+// Goes sequence by sequence, as the data of a sequence's layers is contiguous.
 void StepPlan::commit_followers(const Call& call) {
   const size_t first = call.facts.idx;
   followers_.clear();
@@ -258,8 +259,8 @@ void StepPlan::commit_followers(const Call& call) {
   }
 }
 
-// Where the step keeps the calls of a layer that others follow. They cannot stay in the task of that layer: another step may
-// use its place in the ring before the last task that follows it has ended.
+// Returns where the step keeps the calls of a layer that others follow. They cannot stay in that layer's task: another step
+// may reuse its place in the ring before the last follower's task has ended.
 StepCalls* StepPlan::calls_of(size_t layer_idx) {
   const auto n_steps = static_cast<uint64_t>(core_.device->shared().n_steps);
   if (core_.step_calls.empty()) core_.step_calls.resize(n_steps * first_.size());

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
-// What a planned step needs on the host's side, made when the step begins: of every layer keys, rows, jobs; descriptors of
-// all layers in one copy; lengths; all tasks posted, in order.
+// The plan of a step, made on the host when the step begins: keys, rows and jobs of every layer; descriptors of all layers
+// in one copy; lengths. All tasks are posted, in order.
 //
-// Layers that are alike (SessionLayer::like), whose windows hold the same tokens of every sequence and that leave nothing to
-// the host, differ in nothing but their number. The first of them is planned; the others follow it: they get a copy of its
-// descriptors, their tasks share its calls, and their lengths and windows become what its are. Which layers follow is found
-// anew in each step. Beyond its step a plan leaves its work space and the calls that tasks share, until these tasks end.
+// Two layers share a plan if they are alike (SessionLayer::like), their windows hold the same tokens of every sequence, and
+// the host has no part in them. The first such layer is planned and the others follow it: they copy its descriptors, their
+// tasks share its calls, and they get its lengths and windows. Each step finds the followers anew. After its step a plan
+// only keeps its work space, and the calls that tasks share until these tasks end.
 #pragma once
 
 #include <span>
@@ -19,7 +19,7 @@ class StepPlan {
  public:
   StepPlan(SessionCore& core, DeviceLane& lane) : core_(core), lane_(lane) {}
 
-  // Of the open step. sequences: in its order; they have their pages. The cache's mutex is held exclusively.
+  // Plans the open step. sequences: in its order, with their pages. The cache's mutex is held exclusively.
   Status make(std::span<Sequence* const> sequences, void* stream);
 
  private:
@@ -40,15 +40,15 @@ class StepPlan {
 
   SessionCore& core_;
   DeviceLane& lane_;
-  std::span<Sequence* const> sequences_;  // as what follows, of the step that is planned
+  std::span<Sequence* const> sequences_;  // this and the next members are of the step that is planned
   std::vector<SequenceState*> states_;    // [n_sequences]
-  std::vector<SequenceShape> shapes_;     // likewise
-  std::vector<size_t> first_;             // [n_layers] the layer that each follows; its own index: it is planned itself
-  std::vector<bool> leads_;               // [n_layers] others may follow it
+  std::vector<SequenceShape> shapes_;     // [n_sequences]
+  std::vector<size_t> first_;             // [n_layers] the layer that it follows; its own index if it is planned itself
+  std::vector<bool> leads_;               // [n_layers] other layers may follow it
   std::vector<int64_t> n_followers_;      // [n_layers]
-  std::vector<size_t> followers_;         // of the layer at hand
-  std::byte* upload_ = nullptr;           // descriptors on their way to the device
-  int64_t n_entries_ = 0;                 // of its page tables, which all layers share
+  std::vector<size_t> followers_;         // of the current layer
+  std::byte* upload_ = nullptr;           // descriptors to copy to the device
+  int64_t n_entries_ = 0;                 // of the page tables, which all layers share
 };
 
 }  // namespace tandem

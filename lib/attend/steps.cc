@@ -43,10 +43,10 @@ Status Steps::begin(std::span<const int64_t> sequences, const int64_t* q_lens, v
   if (open.is_open) return fail(TANDEM_ERROR_INVALID_STATE, "session", "a step is open already");
   if (core_.device != nullptr && stream != nullptr) {
     TANDEM_TRY(core_.hand_over().take_bad_index());
-    TANDEM_TRY(core_.states->meet_fault(stream));  // before anyone looks at what is lost
+    TANDEM_TRY(core_.states->meet_fault(stream));  // before lost data is read
   }
   if (core_.device != nullptr && !core_.hand_over().fault().ok())
-    cache.settle(*core_.states);  // lengths are not what they were
+    cache.settle(*core_.states);  // lengths may have been rolled back
   std::vector<OpenStep::Sequence> step;
   TANDEM_TRY(find_sequences(sequences, q_lens, &step));
   open.sequences.swap(step);
@@ -91,7 +91,7 @@ Status Steps::end(void* stream) {
   std::unique_lock lock(core_.cache->mutex());
   if (!open.is_open) return fail(TANDEM_ERROR_INVALID_STATE, "session", "no step is open");
   const bool is_planned = open.is_planned;
-  // The mark that it has ended would come before its layers, and take them back.
+  // On another stream, the mark of the step's end could come before its layers and roll them back.
   if (void* const begun_on = is_planned ? open.stream : nullptr; stream != begun_on)
     return fail(TANDEM_ERROR_INVALID_STATE, "stream", "stream = %p, the step was begun on %p", stream, begun_on);
   Status ended;
@@ -99,9 +99,9 @@ Status Steps::end(void* stream) {
     ended = end_plan(stream);
     if (open.is_planned) return ended;
   }
-  const bool has_failed = is_planned && ended.ok() && open.has_failed();  // its rows may all have come
+  const bool has_failed = is_planned && ended.ok() && open.has_failed();  // its rows may all have arrived
   const Missing missing = find_missing(open.sequences);
-  // Closed before anything asks for memory: whatever fails from here on, no step is open.
+  // Closed before anything allocates: even if the rest fails, no step is open.
   const std::vector<OpenStep::Sequence> sequences = std::exchange(open.sequences, {});
   for (const OpenStep::Sequence& step : sequences) core_.cache->find(step.id)->writer = nullptr;
   open.is_open = false;
@@ -116,7 +116,7 @@ Status Steps::end(void* stream) {
               static_cast<long long>(missing.n_declared));
 }
 
-// Without its mark on the stream nobody would know that it has ended: where there can be none, it stays open.
+// The mark on the stream tells the host thread that the step has ended. If it cannot be launched, the step stays open.
 Status Steps::end_plan(void* stream) {
   OpenStep& open = core_.step;
   DeviceSession& device = *core_.device;

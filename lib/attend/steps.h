@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
-// Steps: the same number of tokens appended in every layer, or in none.
+// Steps: the same number of tokens is appended in every layer, or in none.
 //
-// Of device tensors a step is planned: all that it needs on the host's side is done when the step begins, so that only
-// a few kernels a layer remain, whether called one by one or replayed as a graph.
+// A step on device tensors is planned: all host work is done when the step begins. Only a few kernels a layer remain,
+// whether they are called one by one or replayed as a graph.
 //
 //   begin    the plan (lib/attend/step_plan.h)
-//   attend   launches the kernels of the next layer, on descriptors whose place never changes
-//   end      leaves a mark on the stream: a layer that has not come by then will not come (lib/device/hand_over.cc)
+//   attend   launches the kernels of the next layer, on descriptors at fixed addresses
+//   end      leaves a mark on the stream: a layer that has not arrived by then is missing (lib/device/hand_over.cc)
 #pragma once
 
 #include <span>
@@ -19,14 +19,14 @@ class Steps {
  public:
   Steps(SessionCore& core, DeviceLane& lane) : core_(core), plan_(core, lane) {}
 
-  // q_lens: [sequences.size()]. stream: null where the step is not planned.
+  // q_lens: [sequences.size()]. stream: null if the step is not planned.
   Status begin(std::span<const int64_t> sequences, const int64_t* q_lens, void* stream);
   Status end(void* stream);
 
  private:
   Status find_sequences(std::span<const int64_t> sequences, const int64_t* q_lens, std::vector<OpenStep::Sequence>* step);
   Status end_plan(void* stream);
-  // The first layer of a sequence that got another number of tokens than the step declared.
+  // The first layer of a sequence that got another number of tokens than the step has declared.
   struct Missing {
     bool any = false;
     int64_t sequence = 0;
@@ -38,7 +38,7 @@ class Steps {
 
   SessionCore& core_;
   StepPlan plan_;
-  std::vector<Sequence*> found_;  // of the step that begins
+  std::vector<Sequence*> found_;  // sequences of the step that begins
 };
 
 }  // namespace tandem

@@ -16,7 +16,7 @@ int64_t up_to_page(int64_t token) { return ceil_div(token, kPage) * kPage; }
 
 const WindowGeometry::LayerPlanes& planes_of(const Call& chunk) { return chunk.device().geometry().layers[chunk.facts.idx]; }
 
-// Tokens before the chunk's own whose pages the ring has as a whole, as far as they go.
+// Returns the tokens before the chunk's own whose pages are complete in the ring, rounded to pages.
 TokenRange in_ring(const Call& chunk, const SequenceCall& of) {
   const TokenRange valid = of.window->valid(chunk.facts.idx);
   const int64_t end = std::min(valid.end, of.first_query);
@@ -24,8 +24,8 @@ TokenRange in_ring(const Call& chunk, const SequenceCall& of) {
   return pages.begin < pages.end ? pages : TokenRange{of.first_query, of.first_query};
 }
 
-// Where the keys end that a KV head attends at the begin of the sequence, and where the others begin, for queries from
-// first_query on: every query head attends sinks and a window. {0, 0} where some head attends other keys.
+// Returns the tokens between sinks and window that the KV head does not attend, for queries from first_query on. Empty if
+// some query head attends other keys than sinks and a window.
 TokenRange not_attended(const PatternsOfLayer& patterns, int32_t kv_head, int64_t first_query) {
   const auto group_size = static_cast<size_t>(std::ssize(patterns.heads) / std::ssize(patterns.decode));
   TokenRange between{0, first_query};
@@ -41,7 +41,7 @@ TokenRange not_attended(const PatternsOfLayer& patterns, int32_t kv_head, int64_
 }  // namespace
 
 Status WholeLayer::reserve(const Call& call, int64_t n_tokens) {
-  if (pages_ != nullptr) settle(call.args.stream);  // a call before has failed
+  if (pages_ != nullptr) settle(call.args.stream);  // an earlier call has failed
   const int64_t bytes = whole_layer_bytes(planes_of(call), n_tokens);
   if (bytes <= buffer_bytes_) return {};
   if (buffers_ != nullptr) {
@@ -79,7 +79,7 @@ void WholeLayer::list(const Call& chunk) {
   chunk.session.hand_over().wait_for_rows(of.sequence->id, chunk.args.layer_idx,
                                           ring.end < of.first_query ? of.first_query : ring.begin);
   for (int32_t h = 0; h < chunk.layer().n_kv_heads; ++h) {
-    // Pages that stay in the window after the call have all heads.
+    // Pages that stay in the window after the call must have all heads.
     TokenRange left_out = not_attended(patterns, h, of.first_query);
     left_out.end = std::min({left_out.end, of.window_begin / kPage * kPage, ring.begin});
     if (left_out.begin >= left_out.end) left_out = {};

@@ -14,10 +14,10 @@
 namespace tandem {
 namespace {
 
-constexpr int64_t kMostAngles = int64_t{2} * 128;  // cos and sin of a row of the most dims that windows have
+constexpr int64_t kMostAngles = int64_t{2} * 128;  // cos and sin of a row, for the most dims that windows have
 
-// Windows of layers whose keys the library rotates hold K rotated, as f32 (lib/tables/device.h). New rows are rotated by the
-// device; what a window has to get back from the store, here.
+// Windows of layers whose keys the library rotates hold rotated K as f32 (lib/tables/device.h). The device rotates new rows.
+// The host rotates rows that are copied from the store.
 struct RotateTask {
   const Cache* cache;
   const Sequence* sequence;
@@ -26,7 +26,7 @@ struct RotateTask {
   float* rows;  // [n_kv_heads][range][k_head_dim]
 };
 
-// A token's rows.
+// Rotates a token's rows.
 void rotate_task(void* context, int64_t task_idx, int32_t) {
   const auto& task = *static_cast<const RotateTask*>(context);
   const Cache& cache = *task.cache;
@@ -44,7 +44,7 @@ void rotate_task(void* context, int64_t task_idx, int32_t) {
   }
 }
 
-// range: within a page of the window.
+// Copies rotated K rows to the window. range: within one page of the window.
 Status copy_rotated(const Call& chunk, const SequenceCall& of, TokenRange range) {
   const DeviceSession& device = chunk.device();
   const Layer& layer = chunk.layer();
@@ -62,13 +62,13 @@ Status copy_rotated(const Call& chunk, const SequenceCall& of, TokenRange range)
   return {};
 }
 
-// Rows on their way through a buffer of pinned memory, in which they lie as in the window's pages.
+// Copies rows to the window through a buffer of pinned memory, with the layout of the window's pages.
 class StagedRows {
  public:
   StagedRows(const Call& chunk, const SequenceCall& of, PlaneSet planes)
       : chunk_(chunk), of_(of), planes_(planes), at_(chunk.device().geometry().layers[chunk.facts.idx]) {}
 
-  // From the first of them on, as many pages as there is room for.
+  // Sends the first pages of *range, as many as the buffer has room for, and advances range->begin.
   Status send(TokenRange* range) {
     WindowStaging& staging = *chunk_.session.staging;
     TANDEM_TRY(staging.next(&buffer_));
@@ -80,7 +80,7 @@ class StagedRows {
       add_page({range->begin, end}, part);
       range->begin = end;
     }
-    // While the pool attends for the layer before, this thread need not wait for it.
+    // While the pool attends for an earlier layer, this thread copies by itself instead of waiting for the pool.
     if (chunk_.session.hand_over().is_computing())
       for (int64_t i = 0; i < std::ssize(runs_); ++i) copy_run(this, i, 0);
     else
@@ -99,7 +99,7 @@ class StagedRows {
     std::memcpy(run.to, run.from, static_cast<size_t>(run.bytes));
   }
 
-  // part: of the layer in a page. Whole pages are one row each; of others each head's tokens are.
+  // part: the layer's part of a page. A whole page is copied as one row, a partial page in one row for each head's tokens.
   void add_page(TokenRange tokens, std::byte* part) {
     auto* const page = reinterpret_cast<std::byte*>(of_.window->page_of(tokens.begin));
     const bool is_whole = tokens.end - tokens.begin == kDevicePageLen;
@@ -129,7 +129,7 @@ class StagedRows {
   CopyList copies_;
 };
 
-// is_new: no work that was asked for on the device uses the layer's part of the window, so copies need not wait for any.
+// is_new: no launched work uses the layer's part of the window, so copies need not wait.
 Status copy_to_window(const Call& chunk, const SequenceCall& of, TokenRange range, bool is_new) {
   const DeviceSession& device = chunk.device();
   const Layer& layer = chunk.layer();
@@ -153,8 +153,8 @@ Status copy_to_window(const Call& chunk, const SequenceCall& of, TokenRange rang
   return {};
 }
 
-// MAW of all tokens that the window has before the chunk's own, where those there are out of date: queries of tokens that
-// are there already may not see the newest.
+// Copies the MAW of all tokens in the window before the chunk's own to the device, if the device's MAW are out of date.
+// Queries of old tokens may not see the newest ones.
 Status give_maw(const Call& chunk, const SequenceCall& of) {
   const int64_t end = chunk.appends() ? of.first_query : of.sequence->lengths[chunk.facts.idx];
   if (of.window->has_maw(chunk.facts.idx) || of.window_begin >= end) return {};
@@ -177,7 +177,7 @@ Status give_maw(const Call& chunk, const SequenceCall& of) {
 Status fill_window(const Call& chunk, const SequenceCall& of, int64_t rows_end) {
   const size_t l = chunk.facts.idx;
   const int64_t end = chunk.appends() ? of.first_query : of.length;
-  const int64_t in_ring = std::min(of.length, rows_end);  // what is written there meanwhile
+  const int64_t in_ring = std::min(of.length, rows_end);  // the end of the rows written to the ring
   bool is_new = of.window->begin_use(l);
   of.window->make_way(l, chunk.args.speculative ? end : in_ring);
   if (of.resident_begin < end) of.window->make_way_for_older(l, of.resident_begin);
@@ -193,7 +193,7 @@ Status fill_window(const Call& chunk, const SequenceCall& of, int64_t rows_end) 
   return chunk.facts.policy.keeps_maw && !chunk.args.speculative ? give_maw(chunk, of) : Status();
 }
 
-// Where enough queries follow nothing would be left of the older weights anyway.
+// If enough queries follow, the older weights fade to nothing anyway.
 void fade_newer(const Call& chunk, const SequenceCall& of) {
   const int64_t end = of.sequence->lengths[chunk.facts.idx], n_left = end - of.length;
   const float alpha = chunk.session.options.alpha;

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: MIT
-// What a window should have and has not, after appends on the host, forks, truncations: rows from the store, and the moving
-// averages of attention weights (MAW) of tokens that the device has not counted yet.
+// Fills windows after appends on the host, forks and truncations: rows from the store, and the moving averages of attention
+// weights (MAW) of tokens that the device has not counted yet.
 #pragma once
 
 #include "lib/attend/call.h"
 
 namespace tandem {
 
-// Copies missing rows of a sequence into its window, up to the chunk's own. Tokens from rows_end on are not in the ring: a
-// long append keeps them in its work space. The cache's mutex is held, at least shared.
+// Copies missing rows of a sequence into its window, up to the chunk's own rows. Tokens from rows_end on are not in the
+// ring: a long append keeps them in its work space. The cache's mutex is held, at least shared.
 Status fill_window(const Call& chunk, const SequenceCall& of, int64_t rows_end);
-// For a call that queries old tokens in several chunks: weights of the keys behind this chunk fade as if its queries had
-// given them nothing.
+// For a call that queries old tokens in several chunks. Weights of the keys after this chunk fade as if its queries had
+// given them no weight.
 void fade_newer(const Call& chunk, const SequenceCall& of);
 
 }  // namespace tandem

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Work space of attend calls, kept between them: after the first call of a shape nothing is allocated.
+// Work space of attend calls, kept between calls. After the first call of a shape, calls allocate nothing.
 #pragma once
 
 #include <array>
@@ -17,18 +17,19 @@ namespace tandem {
 
 struct AttendScratch : FloatRows {
   std::vector<SequenceCall> calls;
-  std::vector<SequenceShape> shapes;  // [n_calls] of a call on device tensors
-  CallPlan plan;                      // of these
-  std::vector<int64_t> pinned_ends;   // of the plan's keys: tokens
+  std::vector<SequenceShape> shapes;  // [n_calls], for calls on device tensors
+  CallPlan plan;                      // of these sequences
+  std::vector<int64_t> pinned_ends;   // for each entry of plan.keys(): where the pinned tokens end
   std::array<std::vector<KeyPart>, kMostRoutes> parts;
-  std::vector<int64_t> begin, end;  // of the keys that each query sees
-  std::vector<int64_t> capped_end;  // likewise, of those that are further than RoPE is to see
+  std::vector<int64_t> begin, end;  // [begin, end) of the tokens that each query sees
+  std::vector<int64_t> capped_end;  // where each query's capped keys end: tokens
   std::vector<uint64_t> tree_bits;
   std::vector<int32_t> depths;
   std::vector<int32_t> tree_positions;
-  NamedKeys named;                              // where the caller names keys: rows that ascend, the caller's or these
-  std::vector<int32_t> named_idx, brought_idx;  // copies of indices: in order, and as a device had them
-  HostPart host;                                // of the calls
+  // Where the caller names keys: rows in ascending order. Their indices are the caller's own or those in named_idx.
+  NamedKeys named;
+  std::vector<int32_t> named_idx, brought_idx;  // copies of indices: sorted, and as read from a device
+  HostPart host;                                // for `calls`
 };
 
 }  // namespace tandem

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What callers of a session ask for, checked: shapes agree with the model and with each other, nothing overlaps.
+// The checked arguments of a session's callers: shapes agree with the model and with each other, and nothing overlaps.
 #pragma once
 
 #include <cstdint>
@@ -30,11 +30,11 @@ struct AttendArgs {
   bool on_device = false;            // every tensor is in the device's memory
   void* stream = nullptr;            // with on_device, the stream of the call; NULL is the default stream
   const NamedKeys* named = nullptr;  // the keys that queries attend; null: those of the policy
-  bool is_watched = false;           // `watch` has a flag to cancel the call or a function that is told of progress
+  bool is_watched = false;           // `watch` has a cancel flag or a progress function
   Watch watch;
 };
 
-// A tensor as kernels take it; and its rows [row, row + n_rows).
+// Views of a tensor: as kernels take it, and its rows [row, row + n_rows).
 inline DeviceRows rows_of(const TensorView& view) {
   const int64_t bytes = row_bytes(view.dtype, 1);
   return {view.data, view.dtype, 0, view.token_stride / bytes, view.head_stride / bytes};
@@ -46,7 +46,7 @@ inline TensorView from_row(const TensorView& view, int64_t row, int64_t n_rows) 
   return part;
 }
 
-// Rows of a call's tensors as a call of their own.
+// Some rows of a call's tensors, as a call of their own.
 struct CutArgs {
   AttendArgs args;
   TensorView k, v, x;
@@ -62,7 +62,7 @@ struct CutArgs {
   CutArgs(const CutArgs&) = delete;
 };
 
-// Calls that somebody might make: sequences of kv_lens tokens, the last q_lens of them new.
+// Calls that may be made later: sequences of kv_lens tokens, of which the last q_lens are new.
 struct CallsAhead {
   size_t layer_idx = 0;
   std::span<const int64_t> kv_lens;
@@ -71,7 +71,7 @@ struct CallsAhead {
   int64_t q_len(size_t i) const { return q_lens != nullptr ? q_lens[i] : 1; }
 };
 
-// The head whose keys are listed.
+// Names a head for which a caller lists the kept keys.
 struct HeadOfSequence {
   int64_t sequence;
   int32_t layer_idx;
@@ -79,7 +79,7 @@ struct HeadOfSequence {
   int32_t q_head_of_group;
 };
 
-// Takes kept keys in ascending order: stores as many as fit into the caller's arrays and counts all.
+// Receives kept keys in ascending order. Stores as many as fit into the caller's arrays and counts all of them.
 struct KeptKeys {
   int64_t* token_idx;  // [capacity]
   float* maw;          // [capacity], or null: not wanted

@@ -10,11 +10,11 @@
 namespace tandem {
 namespace {
 
-constexpr int64_t kPlannedUnit = 64;  // tokens: of splits that are planned
-constexpr int64_t kGivenUnit = 16;    // of splits that are given
-constexpr double kWorthIt = 0.97;     // of the CPU's time alone, at most, for keys to be moved at all
-constexpr double kSurelyLess = 0.85;  // of a time, however the machine's clocks move
-constexpr int64_t kLeastKeys = 512;   // of either, where both have some: below that, roundings are as large
+constexpr int64_t kPlannedUnit = 64;  // tokens: granularity of planned splits
+constexpr int64_t kGivenUnit = 16;    // granularity of given splits
+constexpr double kWorthIt = 0.97;     // keys are moved only if the time is below this share of the CPU's time alone
+constexpr double kSurelyLess = 0.85;  // a time below this share of another is less, however the machine's clocks vary
+constexpr int64_t kLeastKeys = 512;   // fewest keys of either side, where both have some: fewer are lost in rounding
 
 int64_t cut(const PlannedKeys& keys, int64_t n_moved, int64_t unit) {
   if (n_moved <= 0) return keys.begin;
@@ -45,7 +45,8 @@ bool CallPlan::is_rebuilt_by_bus() const {
   return column.is_allowed && column.device_ns < kSurelyLess * column.bus_ns;
 }
 
-// Those whose keys cost the CPU the most go to the device first; of these the longest, which make the fewest pieces.
+// The device first gets the sequences whose keys cost the CPU the most, and among these the longest, which make the fewest
+// pieces.
 void CallPlan::group(const Profile& profile, const Layer& layer, int64_t key_bytes) {
   for (PlannedKeys& keys : keys_) keys.host_ns = profile.host_ns(layer, keys.n_queries, 1);
   std::sort(keys_.begin(), keys_.end(), [](const PlannedKeys& a, const PlannedKeys& b) {
@@ -61,14 +62,14 @@ void CallPlan::group(const Profile& profile, const Layer& layer, int64_t key_byt
       static_cast<double>(ahead_.bytes) / static_cast<double>(key_bytes) * rates_.columns[kPlanStream].bus_ns;
   rates_.bus_ahead_ns = std::min(ahead_.ns, room);
   if (groups_.empty()) return;
-  int64_t n_rows = 0;  // what is left of a sequence's pages is rebuilt as well
+  int64_t n_rows = 0;  // the rest of a sequence's pages is rebuilt as well
   for (const PlannedKeys& keys : keys_)
     n_rows += RebuiltPart{0, keys.begin, keys.end, 0}.n_pages() * RebuildLayout::kPageLen;
   rates_.columns[kPlanRecompute].device_ns *= static_cast<double>(n_rows) / static_cast<double>(n_keys());
 }
 
-// Whether keys are made is decided by what both ways are known to take alike; how many, by all that making them does. A plan
-// by the latter that has fewer than count is that of no call: its end and its buffers are not those of keys that are sent.
+// The rates that both ways share decide whether keys are made of hidden states; all costs of making them decide how many. A
+// plan by all costs with fewer than kLeastKeys made keys is dropped: its end and its buffers do not fit sent keys.
 RoutePlan CallPlan::best_plan(bool may_rebuild) {
   PlanColumn& recompute = rates_.columns[kPlanRecompute];
   const bool is_allowed = recompute.is_allowed && may_rebuild;
@@ -83,7 +84,8 @@ RoutePlan CallPlan::best_plan(bool may_rebuild) {
   return best;
 }
 
-// As parts have said. Buffers of hidden states have their own room.
+// Returns the rates of a call that makes some keys, as parts have reported them. Buffers of hidden states have their own
+// room.
 PlanRates CallPlan::rebuilding() const {
   PlanRates rates = rates_;
   const double room = static_cast<double>(rebuild_.ahead_keys) * rates.columns[kPlanRecompute].bus_ns;
@@ -135,7 +137,7 @@ void CallPlan::keep_from(size_t i, int64_t token) {
   plan_ = predict(n_streamed(), n_rebuilt());
 }
 
-// Of all that move: sequences as a whole, as long as there are any, since pages are much of a short one.
+// share: of all moved keys. Rebuilds whole sequences as long as it can, since a page is a large share of a short one.
 void CallPlan::choose_rebuilt(double share) {
   auto left = static_cast<int64_t>(std::ceil(share * static_cast<double>(n_streamed())));
   for (PlannedKeys& keys : keys_) {
@@ -161,8 +163,9 @@ int64_t CallPlan::n_keys() const {
   return n;
 }
 
-// The first piece of hidden states is waited for. The last one is worked on when the bus has ended, but for what is streamed
-// behind it, as pieces take turns: where no part has said how long that takes, it is the making.
+// The device waits for the first piece of hidden states. It works on the last piece after the bus has ended, less the time
+// of the streamed keys behind it, as pieces take turns. Where no part has reported that time, the time to make the keys
+// counts.
 RoutePlan CallPlan::predict(int64_t n_streamed, int64_t n_rebuilt) const {
   if (!is_known()) return {};
   const PlanRates rates = n_rebuilt > 0 ? rebuilding() : rates_;

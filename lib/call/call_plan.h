@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
-// The planner's answer for the sequences of a call: of each, where the keys end that cross the bus and the CPU's begin.
+// The planner's answer for the sequences of a call: for each sequence, which keys cross the bus and which the CPU attends.
 //
-// Tokens [begin, cpu_begin) go to the device, of these [begin, rebuilt_end) as hidden states (lib/pieces/rebuilt_pieces.h)
-// and the others as K and V, and [cpu_begin, end) are attended by the CPU, at the same time. The older ones go: the store
-// has had them for long, and what is pinned stays what is sent as sequences grow.
+// Tokens [begin, cpu_begin) go to the device. Of these, [begin, rebuilt_end) go as hidden states
+// (lib/pieces/rebuilt_pieces.h), the rest as K and V. The CPU attends [cpu_begin, end) at the same time. The older tokens go
+// to the device because the store already has them, and because the pinned tokens stay the sent ones as sequences grow.
 #pragma once
 
 #include <cstdint>
@@ -14,25 +14,28 @@
 namespace tandem {
 
 struct PlannedKeys {
-  size_t call = 0;  // of a list of the caller's
+  size_t call = 0;  // index in a list of the caller's
   int64_t n_queries = 0;
   int64_t begin = 0, end = 0;  // tokens
   int64_t cpu_begin = 0, rebuilt_end = 0;
-  double host_ns = 0.0;  // of a key
+  double host_ns = 0.0;  // CPU time of one key
 };
 
-// Of a call's keys outside the window: what is less takes no time to speak of, and tells nothing of what takes how long.
+// Returns whether a call has enough keys outside the window to be planned. Fewer bytes take negligible time, and their
+// timing says nothing about rates.
 inline bool is_worth_planning(int64_t bytes) { return bytes >= int64_t{4} << 20; }
 
-// Whether keys may be made of hidden states, and which share of those that move; what the first and the last piece have of
-// them, and how many buffers have room for before the queries come.
+// How hidden states may be used: whether keys may be made of them, the share of the moved keys, and sizes in keys.
+// piece_keys is the size of the first and of the last piece. ahead_keys is the room of the buffers before the queries
+// arrive.
 struct RebuildTerms {
   bool may = false;
-  double share = 0.0;  // of a split that is given
+  double share = 0.0;  // of the moved keys, when the split is given
   int64_t piece_keys = 0, ahead_keys = 0;
 };
 
-// How long the bus has for a call's pieces before its queries come, as calls went, and what it has room for meanwhile.
+// How long the bus can work on a call's pieces before the queries arrive, as earlier calls went, and how many bytes the
+// buffers take meanwhile.
 struct BusAhead {
   double ns = 0.0;
   int64_t bytes = 0;
@@ -45,24 +48,24 @@ class CallPlan {
     ahead_ = ahead;
   }
   void add(size_t call, int64_t n_queries, int64_t begin, int64_t end);
-  // As takes the least time by what is known; all for the CPU where little is to be had.
+  // Chooses the split that takes the least time by the known rates. Leaves all keys to the CPU where the gain is small.
   void make(const Profile& profile, const Layer& layer, int64_t key_bytes, const RebuildTerms& rebuild = {});
-  // The same share of each sequence.
+  // Moves the same share of each sequence.
   void give(const Profile& profile, const Layer& layer, int64_t key_bytes, double streamed_share,
             const RebuildTerms& rebuild = {});
 
-  // Of the i-th of keys(), those from `token` on stay with the CPU; all do where few are left.
+  // Leaves the tokens of keys()[i] from `token` on to the CPU; all of them where only few would move.
   void keep_from(size_t i, int64_t token);
 
   const std::vector<PlannedKeys>& keys() const { return keys_; }
   const BusAhead& ahead() const { return ahead_; }
-  const RoutePlan& plan() const { return plan_; }  // what it will take; of total_ns 0, nobody knows
-  int64_t n_streamed() const;                      // rebuilt ones among them
+  const RoutePlan& plan() const { return plan_; }  // predicted times; total_ns is 0 if they are unknown
+  int64_t n_streamed() const;                      // includes the rebuilt ones
   int64_t n_rebuilt() const;
-  bool is_rebuilt_by_bus() const;  // the bus takes longer than making keys of what it brings
-  // Of the same keys, if this share were streamed. 0: nobody knows.
+  bool is_rebuilt_by_bus() const;  // the bus takes longer to bring hidden states than the device to make keys of them
+  // Returns the predicted ns of the same keys if this share were streamed; 0 if unknown.
   double predict_ns(double streamed_share) const;
-  // If all were made of hidden states: at least that, where what making them takes is not known.
+  // Returns the predicted ns if all keys were made of hidden states. A lower bound where the time to make them is unknown.
   double predict_rebuilt_ns() const;
 
  private:
@@ -72,7 +75,7 @@ class CallPlan {
   int64_t n_keys() const;
   int64_t most_queries() const;
   RoutePlan best_plan(bool may_rebuild);
-  PlanRates rebuilding() const;  // rates of a call some of whose keys are made
+  PlanRates rebuilding() const;  // rates of a call that makes some keys of hidden states
   RoutePlan predict(int64_t n_streamed, int64_t n_rebuilt) const;
 
   std::vector<PlannedKeys> keys_;

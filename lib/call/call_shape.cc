@@ -43,7 +43,8 @@ int64_t SizeTerms::most_of_chunk() const {
   return is_asked_for ? std::min(routes.append_tokens, kMostTicketTokens) : kMostTicketTokens;
 }
 
-// Windows of several queries are told apart by token indices, and hold something: sliding windows reach back in positions.
+// Returns whether the call takes its queries one by one. Kernels for several queries need a window that is not empty, and
+// tell the queries' windows apart by token index. A sliding window reaches back in positions.
 bool SizeTerms::takes_single_queries(const CallShape& shape) const {
   const bool has_gaps =
       std::any_of(shape.sequences.begin(), shape.sequences.end(), [](const auto& s) { return s.has_gaps; });

@@ -14,12 +14,12 @@
 namespace tandem {
 namespace {
 
-// A single query sees every key that was chosen for it.
+// A single query sees every key that was chosen for it, so it needs no mask.
 bool is_host_masked(const Layer& layer, const SequenceCall& call) {
   return call.q_len > 1 && (layer.sliding_window > 0 || call.host_end > call.first_query);
 }
 
-// The runs of the tokens that a KV head has selected. The view goes as far as these tokens.
+// Adds the runs of the tokens that a KV head has selected. The view reaches to the end of these tokens.
 struct SelectedRuns {
   const StoreView stored;
   const Layer& layer;
@@ -108,7 +108,7 @@ void HostPart::lay_out_jobs() {
   finish_runs();
 }
 
-// Learned sinks are merged when all queries have been attended; on a device, there.
+// Learned sinks are merged after all queries have been attended; for a call on a device, the device merges them.
 void HostPart::begin_named() {
   const NamedJobs::Facts facts = {&facts_.cache->engine().cpu(),
                                   facts_.layer,
@@ -130,8 +130,8 @@ void HostPart::begin_named() {
   }
 }
 
-// Rows are those of the ticket: queries that it brings, states that the device takes. The final lse come where the states'
-// were.
+// Points to the rows of the ticket: queries that the slot brings and states that the device reads. The final lse take the
+// place of the states' lse.
 void HostPart::point_to_slot(SequenceCall* call) const {
   const auto floats = [&](int64_t at, int64_t n) {
     return reinterpret_cast<float*>(slot_.data + at) + call->first_row * facts_.layer->n_q_heads * n;
@@ -141,7 +141,7 @@ void HostPart::point_to_slot(SequenceCall* call) const {
   call->lse = call->host_lse = floats(slot_.exchange.lse_at, 1);
 }
 
-// Window and host part of a call whose tensors are in host memory.
+// Makes the jobs of the window and of the host part, for a call whose tensors are in host memory.
 void HostPart::lay_out_window(const SequenceCall& call) {
   const Layer& layer = *facts_.layer;
   tokens_.clear();
@@ -166,7 +166,7 @@ void HostPart::lay_out_window(const SequenceCall& call) {
   }
 }
 
-// What the window of a call on device tensors does not have.
+// Makes the jobs of the keys that the window of a call on device tensors does not have.
 void HostPart::lay_out_for_device(const SequenceCall& call) {
   tokens_.clear();
   host_tokens_.clear();
@@ -193,7 +193,7 @@ void HostPart::lay_out_for_device(const SequenceCall& call) {
   }
 }
 
-// Its runs are those that are added before the next job is.
+// Adds a job. Its runs are those that are added before the next job.
 AttendJob& HostPart::add_job(const SequenceCall& call, int32_t kv_head, float* o, float* lse) {
   const Layer& layer = *facts_.layer;
   const int64_t n_rows = call.q_len * layer.group_size;
@@ -214,7 +214,7 @@ void HostPart::find_tokens(const SequenceCall& call, TokenRange tokens, std::vec
     found->push_back(first_tokens(call, views_[call_idx_of(call)], *facts_.layer, {t, tokens.end}));
 }
 
-// Of a streaming head: on the host all that it sees, for a device what the window does not have.
+// Finds the tokens of streaming heads: for a host call all that they see, for a device call those outside the window.
 void HostPart::find_streaming_tokens(const SequenceCall& call) {
   streaming_tokens_.clear();
   if (facts_.heads == nullptr) return;
@@ -228,8 +228,8 @@ void HostPart::add_runs(const SequenceCall& call, const std::vector<TokenRun>& f
     runs_.push_back(run_of(call, views_[call_idx_of(call)], *facts_.layer, facts_.layer_idx, at, kv_head));
 }
 
-// Of the job that was added last, and of the window's before it where the call has both; or of named keys, and those that
-// are further than RoPE is to see.
+// Adds a merge of the last job's states with those of the window's job before it, where the call has both. For named keys,
+// merges them with the states of the capped keys.
 void HostPart::add_merge(const SequenceCall& call, int32_t kv_head) {
   const Layer& layer = *facts_.layer;
   const int64_t n_rows = call.q_len * layer.group_size, first = kv_head * n_rows;
@@ -254,7 +254,7 @@ void HostPart::add_merge(const SequenceCall& call, int32_t kv_head) {
   merges_.push_back(merge);
 }
 
-// The vector of runs has grown to its end, so jobs may point there.
+// Points the jobs to their runs. No run may be added afterwards, as runs_ could move.
 void HostPart::finish_runs() {
   for (size_t j = 0; j < jobs_.size(); ++j) {
     AttendJob& job = jobs_[j];
@@ -281,7 +281,7 @@ TicketCopy& HostPart::keep_copy(size_t call, bool keeps_pages) {
   return late;
 }
 
-// Selections are brought up to date. Then the jobs get their runs again, with those of the selected keys.
+// Updates the selections. Then the jobs get their runs again, with those of the selected keys.
 void HostPart::choose() {
   for (size_t i = 0; i < calls_.size(); ++i)
     calls_[i].state->selection->select(calls_[i], is_on_device() ? &late_[i] : nullptr);
@@ -312,7 +312,7 @@ void HostPart::observe() {
 
 bool HostPart::brings_named() const { return is_on_device() && NamedJobs::are_brought(slot_); }
 
-// A planned step has counted the keys that its calls would attend if they named none.
+// A planned step has already counted the keys that its calls would attend without named keys.
 void HostPart::note_named() {
   if (!brings_named()) {
     for (const SequenceCall& call : calls_) call.state[facts_.n_ahead].named.clear();
@@ -352,7 +352,7 @@ Status HostPart::attend(const Watch* watch) {
                                   watch != nullptr ? *watch : Watch{});
 }
 
-// Of a ticket.
+// For a ticket only.
 void HostPart::lose() {
   for (const SequenceCall& call : calls_) {
     if (!call.has_cpu_part()) continue;

@@ -10,7 +10,7 @@ void order_launches(const std::array<size_t, kMostRoutes>& n_pieces, std::vector
   launches->clear();
   std::array<size_t, kMostRoutes> done{};
   for (;;) {
-    size_t next = kMostRoutes;  // the one with the least share done; of equal ones, the last in the table
+    size_t next = kMostRoutes;  // the route with the least share done; of equal ones, the last in the table
     for (size_t r = 0; r < kMostRoutes; ++r) {
       if (done[r] == n_pieces[r]) continue;
       if (next == kMostRoutes || done[r] * n_pieces[next] <= done[next] * n_pieces[r]) next = r;
@@ -48,7 +48,7 @@ DeviceAttend restrict_to_heads(const DeviceAttend& call, int32_t first_head, int
 
 Status make_routes(const RouteSetup& setup, Routes* routes) {
   const std::span<const RouteLine> table = route_table();
-  // The last one first: what it lacks is more telling than what the ones before it lack.
+  // The last route first: its error says more than the errors of the routes before it.
   for (size_t r = table.size(); r-- > 0;) TANDEM_TRY(table[r].make(setup, r, &(*routes)[r]));
   return {};
 }

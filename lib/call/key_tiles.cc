@@ -11,7 +11,8 @@ namespace tandem {
 
 namespace {
 
-// A tile's entries, each as two numbers of 64 bits, which compilers write by one store: three stores take twice as long.
+// Writes a tile's entries, each as two 64-bit numbers, which compilers write with one store. Three stores take twice as
+// long.
 template <int kWords>
 KeyTile* put(int64_t token, const uint32_t (&classes)[kWords], int64_t page, KeyTile* to) {
   static_assert(sizeof(KeyTile) == 16 && offsetof(KeyTile, classes) == 4 && offsetof(KeyTile, page) == 8);
@@ -76,7 +77,7 @@ int64_t TileMaker::make_of(int32_t list_head, int64_t first, DeviceTiles* lists,
   return to - keys;
 }
 
-// What both loops below read is in locals: for the compiler, numbers that they write could be members.
+// Both loops below read locals only. Otherwise the compiler must assume that their writes change members.
 template <int kWords>
 void TileMaker::count(int32_t list_head, int64_t first_query, int64_t end_query) {
   const auto first_unit = static_cast<uint32_t>(first_unit_);
@@ -86,7 +87,7 @@ void TileMaker::count(int32_t list_head, int64_t first_query, int64_t end_query)
     const std::span<const int32_t> row = queries_.named->row(queries_.first_row + query, list_head);
     uint32_t* const classes = classes_.data() + (query - first_query) / 32;
     const uint32_t bit = uint32_t{1} << (query - first_query) % 32;
-    // Pads, of -1, stand behind every unit.
+    // Pads of -1 compare as larger than every unit.
     const auto is_before = [](int32_t unit, uint32_t from) { return static_cast<uint32_t>(unit) < from; };
     auto idx = first_unit == 0 ? row.begin() : std::lower_bound(row.begin(), row.end(), first_unit, is_before);
     for (; idx != row.end(); ++idx) {
@@ -104,7 +105,7 @@ KeyTile* TileMaker::write(KeyTile* to) {
   const int64_t* const pages = pages_.data();
   uint32_t* classes = classes_.data();
   const int64_t first_token = first_tile_ * kTileTokens;
-  int64_t first = first_unit_ * kTilesOfUnit - first_tile_;  // tile of the word's first unit, in the piece
+  int64_t first = first_unit_ * kTilesOfUnit - first_tile_;  // tile of the word's first unit, counted in the piece
   for (uint64_t& word : named_) {
     for (uint64_t units = std::exchange(word, 0); units != 0; units &= units - 1) {
       const int unit = std::countr_zero(units);

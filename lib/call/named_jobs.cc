@@ -10,7 +10,7 @@
 namespace tandem {
 namespace {
 
-constexpr int64_t kMostRuns = int64_t{1} << 17;  // of a batch: some 10 MB. A job that may have more is a batch of its own
+constexpr int64_t kMostRuns = int64_t{1} << 17;  // of a batch: about 10 MB. A job that may need more is a batch of its own
 constexpr int64_t kMostJobs = 4096;
 
 }  // namespace
@@ -54,7 +54,7 @@ QueryNames NamedJobs::names_of(const SequenceCall& call) const {
   return {*facts_.named, call.first_row, 1, nullptr, facts_.sink_len, facts_.window_len};
 }
 
-// Of a job: a range ends where a page does, or where positions do not go on.
+// Returns an upper bound of a job's runs. A range is split where a page ends, or where positions are not consecutive.
 int64_t NamedJobs::most_runs(size_t call, int64_t query, int32_t head) const {
   const SequenceCall& of = calls_[call];
   const QueryNames names = names_of(of);
@@ -72,7 +72,7 @@ SeenTokens NamedJobs::seen_by(const SequenceCall& call, const QueryNames& names,
   SeenTokens seen;
   seen.own = call.first_query + of.query + of.n_queries - 1;
   seen.begin = call.visibility.begin[of.query];
-  int64_t newest = call.first_query + names.window_query(of.query);  // its number in its chain of tokens
+  int64_t newest = call.first_query + names.window_query(of.query);  // its index in its chain of tokens
   if (call.visibility.tree_words > 0) {
     seen.tree_begin = call.visibility.tree_begin;
     seen.tree_bits = call.visibility.tree_bits + of.query * call.visibility.tree_words;
@@ -88,7 +88,7 @@ SeenTokens NamedJobs::seen_by(const SequenceCall& call, const QueryNames& names,
   return seen;
 }
 
-// Tokens in the window; a guess on a device is not.
+// Returns the tokens in the window. On a device, speculative tokens are not in it.
 TokenRange NamedJobs::window_of(const SequenceCall& call) const {
   return {call.resident_begin, facts_.on_device && facts_.is_speculative ? call.first_query : call.length};
 }
@@ -98,7 +98,7 @@ int64_t NamedJobs::n_in_window(const SequenceCall& call, TokenRange tokens) cons
   return std::max<int64_t>(0, std::min(tokens.end, window.end) - std::max(tokens.begin, window.begin));
 }
 
-// Of a row on a device that is wrong there are none.
+// Visits the tokens that the queries attend. On a device, a wrong row has none.
 template <typename Visit>
 void NamedJobs::for_tokens(const SequenceCall& call, const HeadQueries& of, Visit visit) const {
   const QueryNames names = names_of(call);
@@ -108,7 +108,7 @@ void NamedJobs::for_tokens(const SequenceCall& call, const HeadQueries& of, Visi
   for_named_tokens(names.keys, row, seen, visit);
 }
 
-// What the window has is the device's, if there is one.
+// Adds the runs of `tokens`. On a device, the device attends the tokens in the window, so they get no runs.
 void NamedJobs::add_runs(TokenRange tokens, Job* job) {
   const SequenceCall& call = calls_[job->call];
   const StoreView& view = views_[job->call];
@@ -131,7 +131,7 @@ void NamedJobs::add_runs(TokenRange tokens, Job* job) {
 
 void NamedJobs::fill(Job* job) {
   const SequenceCall& call = calls_[job->call];
-  // A key that is capped for some of the block's queries alone is in both jobs, and each query sees it in one of them.
+  // A key that is capped for only some of the block's queries is in both jobs. Each query sees it in one of them.
   TokenRange keys{0, call.length};
   job->visibility.begin = call.visibility.begin + job->query;
   job->visibility.end = call.visibility.end + job->query;
@@ -213,7 +213,7 @@ bool NamedJobs::next(std::span<const StoreView> views) {
   if (std::ssize(runs_) < n_runs) runs_.resize(static_cast<size_t>(n_runs));
   jobs_.resize(batch_.size());
   const Backend& cpu = *facts_.cpu;
-  // Jobs lie side by side: what changes with each run is counted in a copy.
+  // Jobs are neighbours in memory (false sharing), so each worker counts in a copy.
   const auto fill_one = [](void* all, int64_t idx, int32_t) {
     auto* const jobs = static_cast<NamedJobs*>(all);
     Job filled = jobs->batch_[static_cast<size_t>(idx)];
@@ -236,7 +236,7 @@ Status NamedJobs::attend(const Watch* watch) {
   n_done_ += n;
   if (watch == nullptr) return cpu.table->attend(cpu.self, jobs_.data(), n);
   if (is_whole) return cpu.table->attend_watched(cpu.self, jobs_.data(), n, *watch);
-  Watch of_batch = *watch;  // what is done of the call is told here
+  Watch of_batch = *watch;  // progress over the whole call is reported below
   of_batch.progress = nullptr;
   TANDEM_TRY(cpu.table->attend_watched(cpu.self, jobs_.data(), n, of_batch));
   const int32_t answer = watch->progress == nullptr ? 0 : watch->progress(n_done_, n_jobs(), watch->user);

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
-// Jobs of a call whose keys are named (lib/call/named_keys.h), by the caller or by a selector: one for each KV head and
-// block of queries that share their names, and one more for the keys that are further from their queries than RoPE is to see
-// (SequenceCall::CappedKeys). They are made in batches, by the pool, as the runs of all of them may take more
-// memory than the keys.
+// Jobs of a call whose keys are named (lib/call/named_keys.h) by the caller or by a selector. There is one job for each KV
+// head and block of queries that share their names, and a second one where such a block has capped keys
+// (SequenceCall::CappedKeys). The pool makes the jobs in batches, as the runs of all jobs may take more memory than the
+// keys.
 //
-// Of a call on device tensors the jobs have the named keys that its window does not have, and of a row of indices that is
-// wrong none: the device's part of the answer is NaN then.
+// For a call on device tensors the jobs attend only the named keys outside its window. A row of wrong indices gets no keys
+// here; the device's part of its answer is NaN.
 #pragma once
 
 #include <cstdint>
@@ -24,31 +24,31 @@ class NamedJobs {
   struct Facts {
     const Backend* cpu = nullptr;
     const Layer* layer = nullptr;
-    int32_t heads_per_kv = 1;  // of the layer's KV heads, those that read the same keys: above 1 in a layer by query heads
+    int32_t heads_per_kv = 1;  // KV heads that read the same keys; above 1 in a layer by query heads
     int32_t layer_idx = 0;
-    int32_t n_ahead = 0;                   // the calls are those of a layer so many before this one
+    int32_t n_ahead = 0;                   // if not 0: the calls are those of the layer n_ahead layers before this one
     const NamedKeys* named = nullptr;      // the caller's; null: each sequence's selector has named its keys
-    int64_t sink_len = 0, window_len = 0;  // of the session: what plus_window adds to the caller's
+    int64_t sink_len = 0, window_len = 0;  // of the session, for plus_window of the caller's names
     bool q_is_bf16 = false, on_device = false, is_speculative = false;
     int32_t n_nodes = 1;
   };
 
-  // calls: stay where they are; their addresses (q, o, lse, or host_o, host_lse on a device) are set.
+  // Starts a call. `calls` must not move. Their addresses (q, o, lse; on a device q, host_o, host_lse) are set.
   void begin(const Facts& facts, std::span<const SequenceCall> calls);
-  // Likewise of a ticket, whose slot has brought the indices.
+  // Starts a call with the indices that a ticket's slot has brought.
   void begin_brought(Facts facts, const HostSlot& slot, std::span<const SequenceCall> calls);
   static bool are_brought(const HostSlot& slot) { return header_of(slot).idx_heads > 0; }
-  // Makes the next batch; false: all queries have had theirs. views: of the calls' sequences. May throw bad_alloc.
+  // Makes the next batch. Returns false if no queries are left. views: of the calls' sequences. May throw bad_alloc.
   bool next(std::span<const StoreView> views);
-  bool had_all() const { return call_ == calls_.size(); }  // there is no next batch
-  bool next(const Cache& cache);                           // its mutex is held, shared
-  // Attends the batch. watch: null, or of the call, which is told of all batches.
+  bool had_all() const { return call_ == calls_.size(); }  // no batch is left
+  bool next(const Cache& cache);                           // the cache's mutex is held, shared
+  // Attends the batch. watch: null, or the call's own, which gets the progress over all batches.
   Status attend(const Watch* watch);
 
-  // When all queries have had theirs: counts the keys of calls that have no jobs here, and notes what each sequence's last
+  // Called after the last batch. Counts the keys of calls without jobs here, and records the keys that each sequence's last
   // query has named. May throw bad_alloc.
   void note();
-  // Named keys of all jobs so far: outside the windows, and in them. On host tensors the jobs attend both.
+  // Named keys of all jobs so far, outside and inside the windows. On host tensors the jobs attend both.
   int64_t n_outside() const { return n_outside_; }
   int64_t n_resident() const { return n_resident_; }
 
@@ -65,12 +65,12 @@ class NamedJobs {
     size_t first_run = 0, n_runs = 0;
     bool is_capped = false;
     int64_t n_keys = 0, n_resident = 0;
-    Visibility visibility{};  // of several queries
+    Visibility visibility{};  // where the job has several queries
   };
 
-  int64_t n_jobs() const;  // of the call
+  int64_t n_jobs() const;  // of the whole call
   bool has_jobs(const SequenceCall& call) const { return !facts_.on_device || call.has_cpu_part(); }
-  // Whether the block of queries needs a second job, for its capped keys.
+  // Returns whether the block of queries needs a second job for its capped keys.
   static bool has_capped_job(const SequenceCall& call, int64_t query, int64_t n_queries) {
     return call.capped.any_before(query + n_queries - 1);
   }
@@ -87,12 +87,12 @@ class NamedJobs {
   AttendJob attend_job(const Job& job) const;
 
   Facts facts_;
-  Layer unrotated_;  // the layer, of capped keys
+  Layer unrotated_;  // the layer without RoPE, for capped keys
   NamedKeys brought_;
   std::span<const SequenceCall> calls_;
   std::span<const StoreView> views_;  // of the batch
   std::vector<StoreView> own_views_;
-  size_t call_ = 0;  // the next job
+  size_t call_ = 0;  // of the next job
   int64_t query_ = 0;
   int32_t kv_head_ = 0;
   int64_t n_done_ = 0, n_outside_ = 0, n_resident_ = 0;

@@ -12,7 +12,7 @@ Status refuse(const NamedKeys& as_given, int64_t token, int32_t head, int64_t pl
               1 << as_given.unit_shift, static_cast<long long>(own));
 }
 
-// The place of the last of the caller's indices that has this value.
+// Returns the last place where the caller's row has this value.
 int64_t place_of(std::span<const int32_t> row, int32_t value) {
   const auto found = std::find(row.rbegin(), row.rend(), value);
   return std::distance(found, row.rend()) - 1;
@@ -56,7 +56,7 @@ void copy_named(int64_t n_tokens, NamedKeys* named, std::vector<int32_t>* copy) 
       const std::span<const int32_t> row = given.row(token, head);
       std::copy(row.begin(), row.end(), to);
       if (!given.any_order) continue;
-      // A pad is more than every index.
+      // A pad sorts after every index.
       std::sort(to, to + given.n_idx, [](int32_t a, int32_t b) {
         const auto order = [](int32_t x) { return x == -1 ? INT64_MAX : int64_t{x}; };
         return order(a) < order(b);

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
-// The memory that calls need of a session's device. The memory plan and the calls ask the same functions.
+// The device memory that a session's calls need. The memory plan and the calls ask the same functions.
 //
-// A Reservation has named counts, and areas in bytes. Within a chunk the reserve functions add to it. Between chunks, layers
-// and calls include() takes the larger, since they follow each other. DeviceSession::hold() allocates the memory.
+// A Reservation has named counts and areas in bytes. Within a chunk the reserve functions add up. Between chunks, layers and
+// calls, which follow each other, include() takes the maximum. DeviceSession::hold() allocates the memory.
 //
-//   what                               whose reserve function           defined in
+//   memory                             reserved by                     defined in
 //   windows, slots, descriptors        reserve_ticket(), reserve_step() lib/device/device_session.cc
 //   speculative queries                reserve_guess()                  lib/attend/guess.cc
 //   keys that callers name             reserve_named()                  lib/attend/named_call.cc
@@ -21,31 +21,31 @@ namespace tandem {
 struct PrefillSize;
 
 struct Reservation {
-  int64_t window_pages = 0;                                    // places in the rings of all sequences
-  int64_t slot_rows = 0;                                       // tokens that a ticket's slot has room for
-  int64_t n_evicted = 0;                                       // tokens whose MAW a slot has room for
+  int64_t window_pages = 0;                                    // pages in the rings of all sequences
+  int64_t slot_rows = 0;                                       // new tokens that a ticket's slot holds
+  int64_t n_evicted = 0;                                       // evicted tokens whose MAW a slot holds
   int64_t descriptor_bytes = 0;                                // DeviceSequences, key lists and page tables of an eager call
-  int64_t step_sequences = 0, step_lists = 0, step_pages = 0;  // of a planned step; key lists of a sequence and layer
-  int64_t slot_idx = 0;                                        // indices of named keys that a slot has room for
+  int64_t step_sequences = 0, step_lists = 0, step_pages = 0;  // for a planned step; step_lists: per sequence and layer
+  int64_t slot_idx = 0;                                        // indices of named keys that a slot holds
   int64_t sent_idx = 0;                                        // indices that come from host memory
-  int64_t n_lists = 0, n_granules = 0;        // key lists that the device makes in an eager call; their granules
-  int64_t step_named = 0, step_granules = 0;  // likewise of a planned step: of a sequence; of each list
+  int64_t n_lists = 0, n_granules = 0;        // key lists that the device makes in an eager call; granules of them
+  int64_t step_named = 0, step_granules = 0;  // for a planned step: such lists of a sequence; granules of each list
   int64_t block_list_bytes = 0;               // lists of query blocks that no sequence keeps; choices of patterns
-  int64_t search_bytes = 0;                   // of the device's module, for searches and head patterns
-  int64_t has_part_states = 0;                // 1: states of keys that come in pieces have room too
+  int64_t search_bytes = 0;                   // work space of the device's module, for searches and head patterns
+  int64_t has_part_states = 0;                // 1: there is room for the states of pieces
   int64_t prefill_bytes = 0;                  // area of long appends
-  int64_t workspace_bytes = 0;                // of the device's module
+  int64_t workspace_bytes = 0;                // work space of the device's module
 
   void add_descriptors(int64_t n_sequences, int64_t n_table_entries);
   void add_lists(int64_t n);
   void include(const Reservation& other);
-  // Whether what is held has room for a call. Windows are the sequences' own.
+  // Returns whether the held memory has room for a call. Windows are not compared: each sequence owns its own.
   bool has_room(const Reservation& call) const;
   bool operator==(const Reservation& other) const = default;
 };
-// Of attend() for calls of up to q_len queries in each of n_sequences sequences.
+// Returns the work space of attend() for calls of up to q_len queries in each of n_sequences sequences.
 int64_t workspace_bytes(const Device& device, const Layer& layer, int64_t n_sequences, int64_t q_len);
-int64_t power_of_two(int64_t n);  // the least that is not less
+int64_t power_of_two(int64_t n);  // the least power of two that is >= n
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 void reserve_ticket(const SizeTerms& terms, const CallShape& shape, Reservation* needs);
@@ -54,7 +54,7 @@ void reserve_guess(const SizeTerms& terms, const CallShape& shape, Reservation* 
 void reserve_named(const SizeTerms& terms, const CallShape& shape, Reservation* needs);
 void reserve_search(const SizeTerms& terms, const CallShape& shape, int64_t most_tokens, Reservation* needs);
 void reserve_patterns(const SizeTerms& terms, const CallShape& shape, int64_t most_tokens, Reservation* needs);
-int64_t pair_totals_bytes(const Patterns& patterns);  // of a session; 0 where the host makes all key lists of head patterns
+int64_t pair_totals_bytes(const Patterns& patterns);  // per session; 0 where the host makes all key lists of head patterns
 void reserve_long(const SizeTerms& terms, const CallShape& shape, const PrefillSize& size, Reservation* needs);
 
 }  // namespace tandem

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// A chunk of a call on device tensors, as host and device count it (lib/tables/device.h has the protocol).
+// A chunk of a call on device tensors, as host and device count it (protocol: lib/tables/device.h).
 #pragma once
 
 #include <cstdint>
@@ -8,14 +8,15 @@
 
 namespace tandem {
 
-inline constexpr int64_t kMostTicketTokens = 512;  // longer appends are cut
-inline constexpr int64_t kMostStepTokens = 1024;   // of a planned step, which is never cut
-inline constexpr int64_t kLeastTasks = 64;         // that a session has room for at a time
+inline constexpr int64_t kMostTicketTokens = 512;  // longer appends are cut into chunks
+inline constexpr int64_t kMostStepTokens = 1024;   // a planned step is never cut
+inline constexpr int64_t kLeastTasks = 64;         // fewest tasks that a session has room for
 
-// What a call was made for, as its slot's header says: a graph that was captured for less than a step has is of no use.
+// The shape that a call was launched for, as its slot's header says. A graph captured for a smaller shape than the step's
+// cannot serve it.
 struct TicketShape {
   static constexpr int32_t kMostLayers = 2048;
-  int32_t layer_idx = 0;  // below that
+  int32_t layer_idx = 0;  // below kMostLayers
   int32_t n_sequences = 0;
   int32_t n_tokens = 0, max_q_len = 0;  // below 2,048 and 1,024
 

@@ -10,7 +10,8 @@ namespace {
 
 constexpr int64_t kWorthSpreading = 65536;  // bytes
 
-// What workers take of a ticket's rows: of each copy so many ranges of heads; of the planes of the layer the first has all.
+// The shares of a ticket's rows that workers copy: n_of_copy ranges of heads for each copy. The first share of a copy also
+// has the planes of the layer.
 struct RowShares {
   const std::vector<RowCopy>& rows;
   const LayerPlanes& planes;
@@ -53,7 +54,7 @@ NewRowsLayout::NewRowsLayout(const Layer& layer, int64_t n_tokens, int64_t begin
 }
 
 void TicketRows::add(const StoreView& view, const SequenceCall& call) {
-  constexpr int64_t kMostRows = 32;  // of a copy, as all of a ticket's may be side by side and workers share the copies
+  constexpr int64_t kMostRows = 32;  // of a copy, as all rows of a ticket may be contiguous, and workers share the copies
   for (int64_t t = call.first_query; t < call.length; t += own_.back().to.n)
     own_.push_back({view.run_at(t, std::min(t + kMostRows, call.length)), call.first_row + t - call.first_query});
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The new rows of a call: where they lie in a slot, or in a buffer of a long chunk; and copies from a ticket's slot to the
+// The new rows of a call: where they are in a slot or in the buffer of a long chunk, and the copies from a slot to the
 // store.
 #pragma once
 
@@ -12,14 +12,14 @@
 
 namespace tandem {
 
-// New rows of n_tokens, from byte `begin` on: of each plane [n_kv_heads][n_tokens], then hidden states.
+// Byte offsets of n_tokens new rows, starting at `begin`: each plane [n_kv_heads][n_tokens], then hidden states.
 struct NewRowsLayout {
   int64_t at[kPlanes] = {}, x_at = 0, end = 0;
 
   NewRowsLayout(const Layer& layer, int64_t n_tokens, int64_t begin = 0);
 };
 
-// Rows of a slot, from in_slot on, in every plane.
+// Rows of a slot, from in_slot on, in every plane, and where they go.
 struct RowCopy {
   TokenRun to;
   int64_t in_slot = 0;
@@ -31,16 +31,17 @@ class TicketRows {
     shared_ = nullptr;
     own_.clear();
   }
-  // The new tokens of a call, which the slot has. view: of its sequence, whose pages are there.
+  // Adds the call's new tokens, which are in the slot. view: of the sequence, which has their pages.
   void add(const StoreView& view, const SequenceCall& call);
-  // The rows are those of another ticket, which that one leaves in *rows, by give(), before either is posted.
+  // share(rows): this ticket copies the rows of another ticket, which passes them on with give(rows) before either is
+  // posted.
   void share(const TicketRows* rows) { shared_ = rows; }
   void give(TicketRows* to) {
     to->own_.swap(own_);
     shared_ = to;
   }
   bool any() const { return !rows().empty(); }
-  // On the pool, where there is enough to do. Returns how many bytes these are.
+  // Copies the rows to the store, on the pool where there are enough of them. Returns the number of bytes.
   int64_t take(const Backend& cpu, const LayerPlanes& planes, const HostSlot& slot) const;
 
  private:
