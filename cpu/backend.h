@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The CPU backend from its parts.
+// Builds the CPU backend from its parts.
 #pragma once
 
 #include <memory>
@@ -14,7 +14,7 @@ namespace tandem::cpu {
 Status make_cpu_backend(const KernelTable& kernels, const Crossover& crossover, std::unique_ptr<Pool> pool,
                         Backend* backend);
 
-// Highway's name for the instruction set of the kernel that attended last: what really ran.
+// Returns Highway's number of the instruction set of the kernel that attended last, as the kernel itself recorded it.
 int64_t target_used(const Backend& backend);
 
 }  // namespace tandem::cpu
