@@ -59,8 +59,8 @@ class Pool {
   virtual void share(int64_t n_tasks, WorkFn work, void* context, const int32_t* task_node = nullptr) = 0;
   // Shares the tasks in the same way and calls task(context, i, worker) for each.
   void run(int64_t n_tasks, TaskFn task, void* context, const int32_t* task_node = nullptr);
-  // From wake() to rest() workers spin without sleeping, but at most a millisecond after the last run(). The pairs may be
-  // nested. A rest() without its wake() does nothing.
+  // From wake() to rest() workers spin without sleeping, but at most a millisecond (or spin_ns, if longer) after the last
+  // run(). The pairs may be nested. A rest() without its wake() does nothing.
   virtual void wake() = 0;
   virtual void rest() = 0;
   // These two are described in lib/tables/backend.h.
