@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-# Completion of command lines for bash, zsh and fish, made by tools/completion/make.py of the help texts of the programs that
-# are built.
+# Command-line completion for bash, zsh and fish. tools/completion/make.py makes it from the help texts of the programs that are
+# built.
 find_package(Python3 3.9 COMPONENTS Interpreter QUIET)
 tandem_program_names(tandem_completed)
 set(tandem_completion_default OFF)

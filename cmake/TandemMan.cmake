@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-# The manual: pages for man(1) and the same as HTML, made by tools/man/make.py of the headers' comments, the help texts of
+# The manual: pages for man(1) and the same as HTML. tools/man/make.py makes it from the headers' comments, the help texts of
 # the programs that are built, and docs/man.
 find_package(Python3 3.9 COMPONENTS Interpreter QUIET)
 set(tandem_man_default OFF)
