@@ -77,7 +77,7 @@ struct AttendGroup {
   PartialStates states;  // `parts` is set once the floats are allocated
 };
 
-// A buffer that only grows. Elements are not constructed, so T must be trivial.
+// A buffer that only grows. It does not construct its elements and drops them when it grows.
 template <class T>
 class GrowBuffer {
  public:

@@ -14,7 +14,8 @@ namespace tandem::cpu {
 Status make_cpu_backend(const KernelTable& kernels, const Crossover& crossover, std::unique_ptr<Pool> pool,
                         Backend* backend);
 
-// Returns Highway's number of the instruction set of the kernel that attended last, as the kernel itself recorded it.
+// Returns the KernelTable::target that a kernel recorded when it ran: of the first worker whose scratch has one. 0: no
+// kernel has run.
 int64_t target_used(const Backend& backend);
 
 }  // namespace tandem::cpu

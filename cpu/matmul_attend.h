@@ -12,7 +12,7 @@
 //         s = q k^T            oneDNN, or ours in bf16        [128, 512], in the second-level cache
 //         p = softmax step     SIMD, in place                 scale, cap, mask, running max and sum, o rescaled
 //         o += p v             the same
-//     o / sum, max + log sum                                  to the job; or o, max and sum as they are, to be joined
+//     o / sum, max + log sum                                  to the job; or o, max and sum as they are, to be merged
 //
 // If V aliases keys that need no rotation, the first columns of K's tile are V's tile, converted once.
 //

@@ -53,9 +53,10 @@ constexpr int32_t kMaxThreads = 4096;
 // between its calls: a runtime's own matrix products of a prefill take milliseconds on the same cores.
 constexpr int64_t kMaxAwakeNs = 1'000'000;
 constexpr int kSpinsPerClock = 32;
-// Number of CPUs from which on one is left to other threads. With fewer, one CPU is too large a part of the workers' CPUs.
+// Number of CPUs from which on PoolOptions::n_others of them are left to other threads. With fewer CPUs, that would take too
+// large a part from the workers.
 constexpr int32_t kEnoughToLeave = 4;
-// If no CPU is left to other threads, a spinning worker yields its own every kLooksPerYield looks.
+// If too few CPUs are left to other threads, a spinning worker yields its own every kLooksPerYield looks.
 constexpr int kLooksPerYield = 16;
 constexpr size_t kLineBytes = 128;  // pairs of lines are prefetched together
 

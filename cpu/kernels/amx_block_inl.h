@@ -128,7 +128,7 @@ void transpose_halves(const uint8_t* const* rows, int32_t n_keys, int32_t dims, 
   transpose_rows<true>(rows, n_keys, dims, tiles, plane);
 }
 
-// C 0 to 3: blocks 0 and 1 of the first column group, then of the second. A in 4 and 5, B in 6 and 7.
+// Tiles 0 to 3 hold C: blocks 0 and 1 of the first column group, then of the second. Tiles 4 and 5 hold A, 6 and 7 B.
 template <int kBlocks, int kGroups>
 HWY_INLINE void multiply_block(const MatrixProduct& m, int64_t block) {
   float *c0 = m.c + block * kTileFloats, *c2 = c0 + m.c_group;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Intel AMX: its eight tile registers of 16 rows x 64 bytes, and what its kernels share.
+// Intel AMX: its eight tile registers of 16 rows x 64 bytes, and the code that its kernels share.
 #pragma once
 
 #include <immintrin.h>

@@ -17,7 +17,8 @@
 //
 // Rows that do not lie side by side have no pages to run through. They are prefetched in their order, four at a time. Such
 // rows, and rows of 256 bytes or more, go only to the second level, which frees the places of the first one earlier. On 16
-// cores single keys gain an eighth, all keys 2 %. K that the vector units multiply is the exception.
+// cores reads of single keys gain an eighth, reads of all keys 2 %. K that the vector units multiply goes to the first
+// level.
 #pragma once
 
 #include "cpu/kernels/kernels.h"

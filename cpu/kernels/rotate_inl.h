@@ -34,7 +34,7 @@ namespace tandem::cpu {
 namespace HWY_NAMESPACE {
 namespace {
 
-inline constexpr int64_t kStretch = 128;  // keys: the more, the fewer rotations of q, and the more rows of angles
+inline constexpr int64_t kStretch = 128;  // in keys; a longer stretch takes fewer rotations of q and more rows of angles
 static_assert(kStretch <= 256, "rows of one digit");
 
 struct alignas(64) Rotator {

@@ -196,7 +196,7 @@ struct StoredE4m3 : InOrder<StoredE4m3> {
     const auto is_small = hn::RebindMask(du32, hn::Lt(size, hn::Set(di32, 0x3c800000)));  // below 2^-6
     const auto is_large = hn::RebindMask(du32, hn::Gt(size, hn::Set(di32, 0x43e80000)));  // above 464, or NaN
     const auto out = hn::IfThenElse(is_large, hn::Set(du32, 0x7f), hn::IfThenElse(is_small, subnormal, normal));
-    // Not TruncateTo, which gives every fourth code on AVX3_DL (Highway 1.0.3).
+    // DemoteTo, because TruncateTo returns only every fourth code on AVX3_DL (Highway 1.0.3).
     hn::StoreU(hn::DemoteTo(du8, hn::BitCast(di32, hn::Or(out, sign))), du8, row + i);
   }
 };

@@ -160,8 +160,8 @@ struct VectorAt {
   bool in_pair;
 };
 
-// Loads that vector of the elements from `first` on, where `first` is a multiple of kStep. If kStep is a whole number of
-// groups, the offset of the vector within its block is a constant.
+// Loads the vector at place `at` of the elements from `first` on, where `first` is a multiple of kStep. If kStep is a whole
+// number of groups, the offset of the vector within its block is a constant.
 template <class Stored, size_t kStep, class D>
 HWY_INLINE auto load_from(D d, Row row, size_t first, const VectorAt& at) {
   if constexpr (Stored::kInBlocks) {

@@ -19,7 +19,7 @@ Result route_report(const tandem_route_plan& plan, Json* report);
 // Query rows of a KV head from which on the engine uses matrix products, from its report.
 struct MatmulRows {
   int64_t bf16 = 0;   // if q, K and V are bf16 and nothing is rotated
-  int64_t other = 0;  // all other layers
+  int64_t other = 0;  // in all other cases
 };
 Result matmul_rows_of(const Json& report, MatmulRows* rows);
 
