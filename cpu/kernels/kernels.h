@@ -36,7 +36,7 @@ struct alignas(64) ScaleBlock {
 // Working memory of one worker; needs no initialisation.
 struct alignas(64) SpanScratch {
   float logits[kSpanRows * kBlockKeys];
-  float q[kSpanRows * kMaxHeadDim];  // rows [packed_begin, packed_end) of the job, scaled, as the vector kernels read them,
+  float q[kSpanRows * kMaxHeadDim];  // rows [packed_begin, packed_end) of the job, scaled, in the vector kernels' layout
   int64_t packed_begin, packed_end;
   float m[kSpanRows];
   float sum[kSpanRows];
@@ -44,8 +44,8 @@ struct alignas(64) SpanScratch {
   float rescale[kSpanRows];  // factor for the o and sum of earlier keys
   float ones[kSpanRows];
   ScaleBlock scales, seen_scales;
-  alignas(64) uint32_t tiles[kSpanRows * kMaxTileDim * 2];  //   or as the matrix unit does
-  float tile_scales[kSpanRows];                             // (for codes, the factor for a row's sums)
+  alignas(64) uint32_t tiles[kSpanRows * kMaxTileDim * 2];  // the same rows in the matrix unit's layout
+  float tile_scales[kSpanRows];                             // for codes: the factor for a row's sums
   const void* k_ahead[kBlockKeys + kMaxAhead];              // rows that are prefetched during a block
   const void* v_ahead[kBlockKeys + kMaxAhead];
   int64_t target;  // KernelTable::target of the kernel that used it last
