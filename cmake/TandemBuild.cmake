@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 # Flags shared by every target, and tandem_test().
 
-# Types and locals of all that is inlined make a third of the time that templates take to compile and four fifths of the
-# object: Release and sanitizers have what back traces and profiles need, every other build everything.
+# Debug information of inlined types and locals is a third of the time that templates take to compile, and four fifths of the
+# object. So Release and sanitizers have only enough for back traces and profiles. Every other build has everything.
 if(TANDEM_SANITIZE)
   set(tandem_debug_info -g1)
 else()
@@ -49,17 +49,17 @@ function(tandem_program_names out)
 endfunction()
 
 # tandem_test(NAME name SOURCES a.cc… [LABEL fast|package|full|device] [INTERNAL] [HOT] [EMULATED] [TIMEOUT s] [ENVIRONMENT A=b…])
-# A cmocka program. INTERNAL links the objects of the library (private symbols), otherwise the shared library. HOT: it computes
-# much itself and is optimised as the library is; the others are sooner built than run. EMULATED: part of what runs on an
-# emulated processor too (label and target `emulated`). The target `fast` builds what the tests of label fast need,
-# `smoke` what those need that test/CMakeLists.txt lists (label smoke).
+# Adds a cmocka program. INTERNAL links the objects of the library (private symbols), otherwise the shared library. HOT: it
+# computes much itself and is optimised as the library is; the others build faster than they run. EMULATED: part of the tests
+# that run on an emulated processor too (label and target `emulated`). The target `fast` builds what the tests of label fast
+# need. The target `smoke` builds what the tests need that test/CMakeLists.txt lists (label smoke).
 function(tandem_test)
   cmake_parse_arguments(arg "INTERNAL;HOT;EMULATED" "NAME;LABEL;TIMEOUT" "SOURCES;ENVIRONMENT;LIBRARIES" ${ARGN})
   if(NOT arg_LABEL)
     set(arg_LABEL fast)
   endif()
   if(NOT arg_TIMEOUT)
-    set(arg_TIMEOUT 600)  # for what hangs: several times what the longest takes on two slow cores
+    set(arg_TIMEOUT 600)  # ends tests that hang: several times the longest test on two slow cores
   endif()
   if(TANDEM_SANITIZE OR CMAKE_CROSSCOMPILING)
     math(EXPR arg_TIMEOUT "${arg_TIMEOUT} * 2")

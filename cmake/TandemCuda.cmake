@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-# The CUDA module, where it can be built.
+# Adds the CUDA module if it can be built.
 set(tandem_builds_cuda OFF)
 set(tandem_cuda_missing "with a sanitizer or cross compiled it is built with ON alone")
 if(TANDEM_CUDA STREQUAL ON OR (TANDEM_CUDA STREQUAL AUTO AND NOT TANDEM_SANITIZE AND NOT CMAKE_CROSSCOMPILING))

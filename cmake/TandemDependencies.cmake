@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-# hwloc, oneDNN, Highway and the OpenMP that oneDNN is built on: tandem_dependencies, private to the library. nlohmann-json and
-# xxHash are headers alone: the library's objects have them in them, so programs that link the static library do not need them.
+# tandem_dependencies: hwloc, oneDNN, Highway and the OpenMP of oneDNN, private to the library. nlohmann-json and xxHash are
+# header-only. The library's objects contain them, so programs that link the static library do not need them.
 find_package(PkgConfig REQUIRED)
 pkg_check_modules(HWLOC REQUIRED IMPORTED_TARGET GLOBAL hwloc)
 find_path(DNNL_INCLUDE_DIR dnnl.hpp REQUIRED)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-# cmake --install: headers, libraries, programs, pkg-config files, the CMake package, documentation. Every path is relative
-# to the file that names it, so that an installed tree may be moved. Components, which packages are made of:
+# cmake --install: headers, libraries, programs, pkg-config files, the CMake package, documentation. Every path is relative to
+# the file that names it, so an installed tree may be moved. Packages consist of these components:
 #   runtime  the shared library                        module  libtandem-cuda.so
-#   dev      what programs are built with              ggml    the module of ggml
-#   tools    programs, and what tandem-demo reads      doc     licence, changes, pages, examples
+#   dev      files to build programs with              ggml    the module of ggml
+#   tools    programs, and the data of tandem-demo     doc     licence, changes, pages, examples
 include(CMakePackageConfigHelpers)
 
 set(tandem_package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/tandem)
@@ -17,7 +17,7 @@ if(tandem_shared)
   install(TARGETS tandem EXPORT tandem-targets
           LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT runtime NAMELINK_COMPONENT dev)
 endif()
-if(TARGET tandem-cuda) # where the library looks for modules that do not lie beside it
+if(TARGET tandem-cuda) # the library looks there for modules that are not beside it
   # OPTIONAL: the target tandem_programs does not build the module.
   install(TARGETS tandem-cuda LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}/tandem COMPONENT module OPTIONAL)
 endif()
@@ -29,14 +29,14 @@ endif()
 file(RELATIVE_PATH tandem_bin_to_lib ${CMAKE_INSTALL_FULL_BINDIR} ${CMAKE_INSTALL_FULL_LIBDIR})
 foreach(program tandem-front tandem-info tandem-plan tandem-patterns tandem-bench tandem-generate tandem-demo)
   if(TARGET ${program})
-    if(tandem_shared AND NOT program STREQUAL tandem-front) # which links nothing
+    if(tandem_shared AND NOT program STREQUAL tandem-front) # tandem-front links nothing
       set_target_properties(${program} PROPERTIES INSTALL_RPATH "$ORIGIN/${tandem_bin_to_lib}")
     endif()
     install(TARGETS ${program} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT tools)
   endif()
 endforeach()
 
-# ---- what tandem-demo reads, and documentation ----
+# ---- data of tandem-demo, and documentation ----
 set(examples_dir ${PROJECT_SOURCE_DIR}/examples)
 if(TARGET tandem-demo)
   install(FILES ${examples_dir}/models/pico/config.json ${examples_dir}/models/pico/model.safetensors
@@ -64,7 +64,7 @@ install(DIRECTORY ${examples_dir}/tutorial DESTINATION ${CMAKE_INSTALL_DOCDIR}/e
 install(FILES ${PROJECT_SOURCE_DIR}/bindings/ggml/smallest.c
         DESTINATION ${CMAKE_INSTALL_DOCDIR}/bindings/ggml COMPONENT doc)
 
-# oneDNN may be built on OpenMP, and one thread per worker is asked of it.
+# oneDNN may be built on OpenMP. The library asks it for one thread per worker.
 set(tandem_openmp_libs ${OpenMP_CXX_LIB_NAMES})
 list(REMOVE_ITEM tandem_openmp_libs pthread)
 
@@ -82,7 +82,7 @@ if(TANDEM_BUILD_STATIC)
 endif()
 
 # ---- pkg-config ----
-# ${pcfiledir} is where the .pc file lies; an absolute CMAKE_INSTALL_LIBDIR or _INCLUDEDIR is kept as it is.
+# ${pcfiledir} is the folder of the .pc file. An absolute CMAKE_INSTALL_LIBDIR or _INCLUDEDIR is kept as it is.
 file(RELATIVE_PATH tandem_pc_to_prefix ${CMAKE_INSTALL_FULL_LIBDIR}/pkgconfig ${CMAKE_INSTALL_PREFIX})
 set(tandem_pc_prefix "\${pcfiledir}/${tandem_pc_to_prefix}")
 string(REGEX REPLACE "/$" "" tandem_pc_prefix "${tandem_pc_prefix}")
@@ -101,9 +101,8 @@ set(tandem_pc_static_libs -ldnnl)
 foreach(name ${tandem_openmp_libs} pthread ${CMAKE_DL_LIBS} ${tandem_cxx_runtime})
   string(APPEND tandem_pc_static_libs " -l${name}")
 endforeach()
-# `pkg-config --static` appends to Libs, where -ltandem is the shared library unless the linker takes archives alone
-# (-static). The shared library does not define the symbol that is required, so a program is never linked to it in the
-# archive's place.
+# `pkg-config --static` appends to Libs, where -ltandem is the shared library unless the linker takes only archives (-static).
+# The shared library does not define the required symbol. So a program is never linked to it instead of the archive.
 set(tandem_pc_libs "Libs: -L\${libdir} -ltandem
 Libs.private: -Wl,--require-defined=tandem_archive_is_linked_by_tandem_static_pc -lhwloc -lhwy ${tandem_pc_static_libs}")
 if(NOT tandem_shared)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 # libtandem.so and libtandem.a from the same objects. lib/tandem.map lists what the shared library exports. BUILD_SHARED_LIBS
-# chooses the library that programs link, which is the target tandem: the shared one (ON, or not set), or the archive (OFF),
-# and then there is no shared one. TANDEM_BUILD_STATIC=OFF leaves the archive out, but for the tests of internals.
+# chooses the library that programs link (the target tandem): the shared one (ON, or not set), or the archive (OFF). With OFF
+# there is no shared library. TANDEM_BUILD_STATIC=OFF omits the archive, except for the tests of internals.
 include(GNUInstallDirs)
 set(tandem_map ${PROJECT_SOURCE_DIR}/lib/tandem.map)
 
@@ -13,7 +13,7 @@ if(DEFINED BUILD_SHARED_LIBS AND NOT BUILD_SHARED_LIBS)
   endif()
 endif()
 
-# A C program that links the archive is linked by the C compiler: the C++ library is named like any other dependency.
+# The C compiler links a C program with the archive. So the C++ library must be named like any other dependency.
 set(tandem_cxx_runtime ${CMAKE_CXX_IMPLICIT_LINK_LIBRARIES})
 list(FILTER tandem_cxx_runtime INCLUDE REGEX "^(std)?c\\+\\+$")
 list(REMOVE_DUPLICATES tandem_cxx_runtime)

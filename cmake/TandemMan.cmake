@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-# The manual: pages for man(1) and the same as HTML, made by tools/man/make.py of the headers' comments, the help texts of
+# The manual: pages for man(1) and the same as HTML. tools/man/make.py makes it from the headers' comments, the help texts of
 # the programs that are built, and docs/man.
 tandem_python_option(TANDEM_MAN "Man pages, and the same as HTML")
 if(NOT TANDEM_MAN)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-# Options for what is found on the machine, and the summary that CMake prints at the end: what is built, and why.
+# Options for dependencies, and the summary that CMake prints at the end: which parts are built, and why.
 
-# tandem_choice(NAME default "what"): a cache variable that is ON (a missing dependency is an error), OFF (it is not looked
-# for) or AUTO (it is used where it is found). Any way in which CMake spells true and false is accepted.
+# tandem_choice(NAME default "what"): a cache variable that is ON (a missing dependency is an error), OFF (CMake does not look
+# for it) or AUTO (used if found). Accepts every spelling of true and false that CMake accepts.
 macro(tandem_choice name default what)
   set(${name} ${default} CACHE STRING "${what}: ON, OFF or AUTO (where it is found)")
   set_property(CACHE ${name} PROPERTY STRINGS ON OFF AUTO)
@@ -18,8 +18,8 @@ macro(tandem_choice name default what)
   endif()
 endmacro()
 
-# tandem_decided(NAME "what" found "what was found" "what is missing"): a line of the summary, or the error of a choice that
-# is ON and cannot be met.
+# tandem_decided(NAME "what" found "what was found" "what is missing"): prints a line of the summary. Fails if the choice is ON
+# and cannot be met.
 function(tandem_decided name what found with missing)
   if(found)
     tandem_summary("${what}" "yes, ${with} (${name}=${${name}})")

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 # CPack: packages for Debian and Ubuntu (`cpack -G DEB` in the build folder), a component or two each, and the source archive
-# (the target package_source). A distribution writes its own debian/; these are for who builds for a few machines.
+# (the target package_source). A distribution writes its own debian/. These packages are for users who build for a few machines.
 set(CPACK_PACKAGE_NAME tandem)
 set(CPACK_PACKAGE_VENDOR "The Tandem authors")
 set(CPACK_PACKAGE_VERSION ${PROJECT_VERSION})
@@ -26,7 +26,7 @@ if(tandem_shared)
   list(PREPEND CPACK_COMPONENTS_ALL runtime)
 endif()
 if(TARGET tandem-cuda)
-  list(APPEND CPACK_COMPONENTS_ALL module) # left out by package_components.cmake where it has not been built
+  list(APPEND CPACK_COMPONENTS_ALL module) # package_components.cmake removes it if it has not been built
 endif()
 if(NOT TARGET tandem-front)
   list(REMOVE_ITEM CPACK_COMPONENTS_ALL tools)
@@ -74,9 +74,9 @@ tandem_package(module libtandem-cuda${PROJECT_VERSION_MAJOR} libs
                "${about}\n.\nThis package has the module for NVIDIA GPUs, which the library opens at run
 time. It needs NVIDIA's driver.")
 set(CPACK_DEBIAN_PACKAGE_GENERATE_SHLIBS ON)
-set(CPACK_DEBIAN_PACKAGE_GENERATE_SHLIBS_POLICY >=) # the ABI grows at its end
+set(CPACK_DEBIAN_PACKAGE_GENERATE_SHLIBS_POLICY >=) # the ABI only grows at its end
 set(CPACK_DEBIAN_RUNTIME_PACKAGE_SUGGESTS "libtandem-cuda${PROJECT_VERSION_MAJOR}")
-# What the archive is linked with.
+# The dependencies of the archive.
 set(CPACK_DEBIAN_DEV_PACKAGE_DEPENDS "libhwloc-dev, libdnnl-dev, libhwy-dev")
 set(CPACK_DEBIAN_DEV_PACKAGE_SUGGESTS tandem-doc)
 if(tandem_shared)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-# What the tests take from the machine: cmocka, and what AUTO looks for. Rust, Go and Python packages are looked for by the
-# tests of the bindings themselves, which are skipped without them.
+# Dependencies of the tests: cmocka, and those that AUTO looks for. The tests of the bindings look for Rust, Go and Python
+# packages themselves and are skipped without them.
 find_path(TANDEM_CMOCKA_INCLUDE cmocka.h)
 mark_as_advanced(TANDEM_CMOCKA_INCLUDE)
 if(NOT TANDEM_CMOCKA_INCLUDE)

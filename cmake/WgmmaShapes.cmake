@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-# Writes the matrix products of a warpgroup (cuda/kernels/wgmma.cuh): the instruction has a form per type and width, with each
-# of a thread's sums named.
+# Writes the matrix products of a warpgroup (cuda/kernels/wgmma.cuh). The instruction has a form per type and width, each of
+# which names all sums of a thread.
 function(tandem_write_wgmma_shapes file)
   set(text "")
   foreach(width 32 64 80 96 112 128 192 256)

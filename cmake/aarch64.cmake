@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: MIT
-# Cross compiles for 64-bit ARM with the libraries of build-arm/sysroot, which ./dev test arm unpacks; programs run under
-# qemu.
+# Cross compiles for 64-bit ARM with the libraries of build-arm/sysroot, which ./dev test arm unpacks. Programs run under qemu.
 set(CMAKE_SYSTEM_NAME Linux)
 set(CMAKE_SYSTEM_PROCESSOR aarch64)
 set(CMAKE_C_COMPILER aarch64-linux-gnu-gcc)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-# Run by CPack over each component's files before it packs them: what Debian's policy asks for and an install does not write.
+# CPack runs this over each component's files before it packs them. It adds what Debian's policy requires and an install does
+# not write.
 cmake_policy(VERSION 3.25)
 if(NOT CPACK_GENERATOR STREQUAL DEB)
   return()
@@ -22,7 +23,7 @@ endfunction()
 function(write_changelog file)
   set(version "${CPACK_PACKAGE_VERSION}-${CPACK_DEBIAN_PACKAGE_RELEASE}")
   set(seconds $ENV{SOURCE_DATE_EPOCH})
-  if(seconds STREQUAL "") # which CMake's time stamps heed, too
+  if(seconds STREQUAL "") # CMake's time stamps follow it, too
     file(TIMESTAMP ${CPACK_TANDEM_SOURCE_DIR}/CHANGELOG.md date "%a, %d %b %Y %H:%M:%S +0000" UTC)
   else()
     string(TIMESTAMP date "%a, %d %b %Y %H:%M:%S +0000" UTC)
@@ -33,7 +34,7 @@ function(write_changelog file)
   execute_process(COMMAND gzip -9nf ${file} COMMAND_ERROR_IS_FATAL ANY)
 endfunction()
 
-# Manual pages; links lead to the compressed ones.
+# Compresses manual pages. Links lead to the compressed pages.
 function(compress_pages folder)
   file(GLOB pages ${folder}/man*/*)
   foreach(page ${pages})
@@ -53,7 +54,7 @@ foreach(component ${CPACK_COMPONENTS_ALL})
   set(folder ${root}/usr/share/doc/${CPACK_DEBIAN_${upper}_PACKAGE_NAME})
   write_copyright(${folder}/copyright)
   write_changelog(${folder}/changelog.Debian)
-  # The library lies where the loader looks; a stripped archive keeps what the linker needs.
+  # The library is where the loader looks, so programs need no RPATH. A stripped archive keeps what the linker needs.
   file(GLOB programs ${root}/usr/bin/*)
   foreach(program ${programs})
     file(RPATH_REMOVE FILE ${program})
@@ -63,9 +64,9 @@ foreach(component ${CPACK_COMPONENTS_ALL})
     execute_process(COMMAND ${CPACK_TANDEM_STRIP} --strip-debug --enable-deterministic-archives ${archive}
                     COMMAND_ERROR_IS_FATAL ANY)
   endforeach()
-  file(REMOVE ${root}/usr/share/doc/tandem/LICENSE) # the copyright file has it
+  file(REMOVE ${root}/usr/share/doc/tandem/LICENSE) # the copyright file contains it
   compress_pages(${root}/usr/share/man)
-  if(IS_DIRECTORY ${root}/usr/share/zsh/site-functions) # Debian's zsh looks there for what packages bring
+  if(IS_DIRECTORY ${root}/usr/share/zsh/site-functions) # Debian's zsh looks there for completions of packages
     file(RENAME ${root}/usr/share/zsh/site-functions ${root}/usr/share/zsh/vendor-completions)
   endif()
 endforeach()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-# Run by CPack over the packages. It gives a package with a shared library scripts that run ldconfig, and one with the CUDA
-# module, too; Debian's policy is a trigger for the library, and the loader never looks for the module.
+# CPack runs this over the packages. CPack gives the packages of the shared library and of the CUDA module scripts that run
+# ldconfig. Debian's policy wants a trigger for the library instead, and the loader never looks for the module.
 cmake_policy(VERSION 3.25)
 find_program(DPKG_DEB dpkg-deb)
 if(NOT CPACK_GENERATOR STREQUAL DEB OR NOT DPKG_DEB)

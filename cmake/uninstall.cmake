@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-# Removes what the last `cmake --install` of a build folder has written, by its install_manifest.txt, and the folders of
-# Tandem alone that are empty then. DESTDIR is heeded as by the install. Manifests of components are not read: CPack writes
-# them, too, and names files of /usr that it has not installed.
+# Removes the files of the last `cmake --install` of a build folder, by its install_manifest.txt, and Tandem's own folders that
+# are then empty. Respects DESTDIR as the install does. Does not read manifests of components, because CPack writes them, too,
+# and they name files of /usr that it has not installed.
 # cmake -D build=FOLDER -P uninstall.cmake
 cmake_policy(VERSION 3.25)
 set(manifest ${build}/install_manifest.txt)
@@ -21,14 +21,14 @@ foreach(name ${files})
     math(EXPR n_removed "${n_removed} + 1")
   endif()
   cmake_path(GET file PARENT_PATH folder)
-  list(APPEND folders "${folder}/tandem") # an install makes it for the CUDA module, which may not be there
+  list(APPEND folders "${folder}/tandem") # an install creates it for the CUDA module, which may not exist
   while("${folder}" MATCHES "/(include|cmake|doc|share|lib[^/]*|[^/]+-linux-[^/]+)/tandem(/|$)")
     list(APPEND folders "${folder}")
     cmake_path(GET folder PARENT_PATH folder)
   endwhile()
 endforeach()
 list(REMOVE_DUPLICATES folders)
-list(SORT folders ORDER DESCENDING) # a folder after those in it
+list(SORT folders ORDER DESCENDING) # a folder comes after the folders in it
 foreach(folder ${folders})
   file(GLOB entries "${folder}/*" "${folder}/.*")
   if(IS_DIRECTORY "${folder}" AND NOT entries)

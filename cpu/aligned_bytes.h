@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Memory for scratch, aligned to cache lines, and where its parts lie.
+// Scratch memory aligned to cache lines.
 #pragma once
 
 #include <cstddef>

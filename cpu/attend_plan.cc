@@ -9,19 +9,22 @@
 namespace tandem::cpu {
 namespace {
 
-constexpr int64_t kMinTaskCost = 64 << 10;  // bytes: some microseconds, what handing a task over is worth
+constexpr int64_t kMinTaskCost = 64 << 10;  // bytes: some microseconds of work, enough to justify handing a task over
 constexpr int64_t kMatmulTaskRows = 512, kMatmulTileKeys = 512, kMaxMatmulPieces = 128;
 constexpr int64_t kFewMatmulRows = 64, kLeastMatmulUnits = 16;
-constexpr int64_t kMaxLargePieces = 64;  // of 1M keys and more
-constexpr int64_t kManyRuns = 4096;      // some microseconds to walk through, more than handing that out costs
-constexpr int64_t kUncutKeys = 1024;     // below, a job is one piece
-constexpr int64_t kFewKeys = 2048;       // below, pieces are alike
-constexpr int64_t kEvenStep = 16;        // keys that the matrix unit takes together
-// Where heads are interleaved a worker takes the same keys of one head after the other: few enough for its second-level
-// cache, into which the processor has fetched neighbouring heads' lines (2 to 10 % on 16 threads).
+constexpr int64_t kMaxLargePieces = 64;  // for 1M keys and more
+// walking through them takes some microseconds, more than handing the walk to workers costs
+constexpr int64_t kManyRuns = 4096;
+constexpr int64_t kUncutKeys = 1024;  // a job with fewer keys is one piece
+constexpr int64_t kFewKeys = 2048;    // jobs with fewer keys get equal pieces
+constexpr int64_t kEvenStep = 16;     // keys that the matrix unit takes together
+// If heads are interleaved, a worker takes the same keys of one head after the other. The keys are few enough for its
+// second-level cache, into which the processor has fetched the lines of neighbouring heads (2 to 10 % on 16 threads).
 constexpr int64_t kInterleavedKeys = 512, kMaxInterleavedPieces = 512;
-constexpr int64_t kBandsOfWorker = 8;  // at least, or the last bands would keep a few workers busy while the others wait
-constexpr int32_t kManyHeads = 8;      // of which a quarter of what is left of each is enough for 16 workers
+// at least; with fewer, the last bands would keep a few workers busy while the others wait
+constexpr int64_t kBandsOfWorker = 8;
+// heads from which on a quarter of the remaining keys of each is enough for 16 workers
+constexpr int32_t kManyHeads = 8;
 
 int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 int64_t round_up(int64_t a, int64_t b) { return divide_up(a, b) * b; }
@@ -32,9 +35,10 @@ int64_t whole_tiles(int64_t n_keys) {
   return std::max<int64_t>(1, (n_keys + kMatmulTileKeys / 2) / kMatmulTileKeys) * kMatmulTileKeys;
 }
 
-// As many keys more as the layer has heads and the job tiles of rows: so many units there are anyway. Of few rows over few
-// keys (a decoded token of a layer with few heads, over keys that were selected) there would be fewer units than workers:
-// there a piece is no more than a tile of keys, until the heads of a sequence make kLeastMatmulUnits.
+// Returns the keys of a piece, larger by the number of heads of the layer and of row tiles of the job, because these already
+// multiply the units. A job with few rows and few keys (a decoded token of a layer with few heads, over selected keys) would
+// have fewer units than workers. Its pieces shrink, down to a tile of keys, until the heads of a sequence make
+// kLeastMatmulUnits units.
 int64_t matmul_piece_keys(const AttendJob& job, int64_t n_tiles) {
   const int64_t alone = whole_tiles(std::max(wanted_piece(job.n_keys), job.n_keys / kMaxMatmulPieces));
   const int64_t n_units = n_tiles * job.layer->n_kv_heads, wanted = alone * n_units;
@@ -44,22 +48,22 @@ int64_t matmul_piece_keys(const AttendJob& job, int64_t n_tiles) {
   return n_pieces > 1 ? whole_tiles(divide_up(job.n_keys, n_pieces)) : job.n_keys;
 }
 
-// Rows of one tile: even tiles, whole tiles of the kernel.
+// Returns the rows of one tile: the tiles are even and consist of whole tiles of the kernel.
 int32_t tile_rows(int32_t n_rows, int64_t most) {
   const int64_t n_tiles = std::max<int64_t>(1, divide_up(n_rows, most));
   return static_cast<int32_t>(std::min(most, round_up(divide_up(n_rows, n_tiles), 4)));
 }
 
 int64_t keys_of_next(const JobCut& cut, int64_t n_left) {
-  // No divisions: a call of one sequence comes here some hundred times before its workers begin.
+  // Avoids divisions: a call of one sequence calls this some hundred times before its workers begin.
   const int64_t share = (n_left + (int64_t{1} << cut.share_bits) - 1) >> cut.share_bits;
   return std::min(n_left, std::clamp((share + cut.step - 1) & -cut.step, cut.least_keys, cut.most_keys));
 }
 
-// Whether heads take turns in memory: rows of the others lie between two of a head's own.
+// True if heads take turns in memory, so that rows of other heads lie between two rows of a head.
 bool are_interleaved(const Layer& layer) { return k_stride_of(layer) > row_bytes(layer.k_type, layer.k_head_dim); }
 
-// Keys of the pieces of a job by the kernels that read the stored rows.
+// Chooses the keys of the pieces for the kernels that read the stored rows.
 void cut_keys(const AttendJob& job, JobCut* cut) {
   const int64_t n = job.n_keys;
   cut->share_bits = job.layer->n_kv_heads >= kManyHeads ? 2 : 3;
@@ -79,13 +83,13 @@ int64_t stored_row_bytes(const Layer& layer) {
          row_bytes(layer.v_type, layer.v_head_dim) + scale_bytes(layer.v_type, layer.v_head_dim);
 }
 
-// The heads of a sequence: cut alike.
+// True for the heads of a sequence, which are cut alike.
 bool are_alike(const AttendJob& a, const AttendJob& b) {
   return a.layer == b.layer && a.n_keys == b.n_keys && a.n_rows == b.n_rows && a.q_is_bf16 == b.q_is_bf16;
 }
 
-// How many jobs, the first one included, have the same keys in rows that lie side by side and that fill a token's rows: all
-// heads of a sequence, if its K and V are token-major. 1: none but the first.
+// Returns the number of consecutive jobs, the first included, that attend the same keys and whose rows together fill each
+// token's row. These are all heads of a sequence if its K and V are token-major. 1: only the first job.
 int32_t heads_side_by_side(const AttendJob* jobs, int32_t n_jobs) {
   const AttendJob& first = jobs[0];
   const Layer& layer = *first.layer;
@@ -126,7 +130,7 @@ JobCut cut_of(const AttendJob& job, int32_t job_idx, const Crossover& crossover)
 }  // namespace
 
 bool use_matmul(const AttendJob& job, const Crossover& crossover) {
-  if (job.n_keys == 0 || job.bias != nullptr) return false;  // products add no bias
+  if (job.n_keys == 0 || job.bias != nullptr) return false;  // matrix products add no bias
   const Layer& layer = *job.layer;
   const bool in_bf16 = job.q_is_bf16 && layer.k_type == TANDEM_BF16 && layer.v_type == TANDEM_BF16 && layer.rope == nullptr;
   return job.n_rows >= (in_bf16 ? crossover.rows_bf16 : crossover.rows);

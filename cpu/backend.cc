@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT
 // The CPU backend: kernels of one instruction set on a pool of workers.
 //
-// attend(): plan (cpu/attend_plan.h), make room for partial states, run the tasks. A unit that is its job's only piece
-// writes the job's o and lse; the others leave partial states, and who finishes a tile's last piece joins them in their
-// order (those of the matmul library all workers do, at the end). What a call needs beyond the jobs grows when a larger
-// shape is first seen, before any work begins.
+// attend() makes a plan (cpu/attend_plan.h), makes room for partial states, and runs the tasks. A unit that is its job's
+// only piece writes the job's o and lse. Other units leave partial states, and the worker that finishes a tile's last piece
+// merges them in their order. All workers merge the partial states of matrix products, at the end. Buffers grow when a call
+// has a larger shape than all earlier ones, before any work begins.
 //
-// One attend, attn_weights or run_alone at a time: the mutex guards plan, partial states and the workers' scratch.
-// Everything marked concurrent in lib/tables/backend.h uses the calling thread's stack alone.
+// Only one attend, attn_weights or run_alone runs at a time: the mutex guards plan, partial states and the workers' scratch.
+// Functions marked concurrent in lib/tables/backend.h use only the calling thread's stack.
 #include "cpu/backend.h"
 
 #include <algorithm>
@@ -34,24 +34,24 @@ struct CpuBackend {
   GrowBuffer<std::atomic<int32_t>> parts_left;  // [n_groups]
   GrowBuffer<SpanScratch> scratch;              // [n_workers]
   GrowBuffer<int32_t> weight_nodes;             // [n_jobs]
-  std::unique_ptr<MatmulAttend> matmul;         // made for the first call that needs it
+  std::unique_ptr<MatmulAttend> matmul;         // created for the first call that needs it
 };
 
 CpuBackend& backend_of(void* self) { return *static_cast<CpuBackend*>(self); }
 
-// What is said of a call that is watched, and who stopped it.
+// Progress of a watched call, and the reason to stop it.
 struct Watched {
   const Watch& watch;
   int64_t total = 0;  // cost of all units
   std::atomic<int64_t> done{0};
-  std::atomic<int32_t> answer{0};  // of progress: not 0, stop
+  std::atomic<int32_t> answer{0};  // last answer of the progress callback; not 0: stop
 
   bool stops() const { return answer.load(std::memory_order_relaxed) != 0 || watch.is_cancelled(); }
   static bool stops_of(const void* watched) { return static_cast<const Watched*>(watched)->stops(); }
   void tell(int64_t n) {
     if (watch.progress != nullptr && !stops()) answer.store(watch.progress(n, total, watch.user), std::memory_order_relaxed);
   }
-  // worker 0 is the calling thread; the end is told when all workers have come to it.
+  // Worker 0 is the calling thread and reports progress. The end is reported once all workers have finished.
   void count(int64_t cost, int32_t worker_idx) {
     const int64_t n = done.fetch_add(cost, std::memory_order_relaxed) + cost;
     if (worker_idx == 0 && n < total) tell(n);
@@ -61,10 +61,10 @@ struct Watched {
 struct AttendCall {
   CpuBackend* backend;
   const AttendJob* jobs;
-  Watched* watched;  // or null
+  Watched* watched;  // null: not watched
 };
 
-// Rows of a group whose pieces are all done.
+// Merges rows of a group whose pieces are all done.
 void join_rows(const AttendCall& call, const AttendGroup& group, int64_t row_begin, int64_t row_end) {
   const AttendJob& job = call.jobs[group.job_idx];
   call.backend->kernels->combine(group.states, row_begin, row_end, job.o + int64_t{group.row_begin} * group.states.head_dim,
@@ -79,14 +79,14 @@ void finish_unit(const AttendCall& call, const AttendUnit& unit) {
   join_rows(call, group, 0, group.states.n_rows);
 }
 
-// The groups' rows are one range, cut into even shares.
-constexpr int64_t kJoinedRows = 8;  // of a share
+// The rows of all groups are one range, cut into even shares.
+constexpr int64_t kJoinedRows = 8;  // rows of a share
 
 void join_share(void* context, int64_t share, int32_t) {
   const AttendCall& call = *static_cast<const AttendCall*>(context);
   const AttendPlan& plan = call.backend->plan;
   const int64_t begin = share * kJoinedRows, end = begin + kJoinedRows;
-  int64_t first = 0;  // of the group
+  int64_t first = 0;  // first row of the group in the range
   for (int64_t i = 0; i < plan.n_groups() && first < end; ++i) {
     const AttendGroup& group = plan.group(i);
     if (!group.by_matmul) continue;
@@ -96,12 +96,13 @@ void join_share(void* context, int64_t share, int32_t) {
   }
 }
 
-// The units that a worker does, one after another. It takes a task when it wants to know what comes next, at the end of the
-// unit before: what is prefetched then would cost some microseconds at the beginning of each unit.
+// The units of one worker, one after another. The worker takes its next task at the end of the unit before, as soon as it
+// has to know what comes next. It can then prefetch for that task; without this, each unit would begin with some
+// microseconds of waiting.
 class UnitQueue {
  public:
   UnitQueue(const AttendPlan& plan, TaskSource& tasks) : plan_(plan), tasks_(tasks) {}
-  // What take() gives, or null.
+  // Returns the unit that take() will return, or null.
   const AttendUnit* next() {
     if (unit_ == end_ && !is_empty_) {
       const int64_t task = tasks_.next();
@@ -110,7 +111,7 @@ class UnitQueue {
     }
     return unit_ < end_ ? &plan_.unit(unit_) : nullptr;
   }
-  // A unit, or the first one of a band: the others of the band follow it in memory.
+  // Takes a unit, or the first unit of a band. The other units of the band follow it in memory.
   const AttendUnit* take() {
     const AttendUnit* unit = next();
     if (unit != nullptr) unit_ += unit->n_heads;
@@ -120,11 +121,11 @@ class UnitQueue {
  private:
   const AttendPlan& plan_;
   TaskSource& tasks_;
-  int64_t unit_ = 0, end_ = 0;  // of the task
+  int64_t unit_ = 0, end_ = 0;  // in the current task
   bool is_empty_ = false;
 };
 
-// q comes from the caller's cache: some hundred ns at the beginning of each unit, if not asked for before.
+// Prefetches q from the caller's cache. Without this each unit would begin with some hundred ns of waiting.
 void prefetch_q(const AttendJob& job, const AttendUnit& unit) {
   constexpr int64_t kMostBytes = 4096, kLineBytes = 64;
   const int64_t row_bytes = job.layer->k_head_dim * int64_t{sizeof(float)};
@@ -133,7 +134,7 @@ void prefetch_q(const AttendJob& job, const AttendUnit& unit) {
   for (int64_t at = 0; at < n_bytes; at += kLineBytes) __builtin_prefetch(q + at);
 }
 
-// Where the worker's next unit begins, if its rows are like those of this one's layer.
+// Input of next_keys(), which returns the begin of the worker's next unit if that unit has the same layer.
 struct NextOf {
   const AttendJob* jobs;
   const Layer* layer;
@@ -167,7 +168,7 @@ Span span_of(const AttendCall& call, const AttendUnit& unit) {
   return span;
 }
 
-// Where K and V of all heads begin at a key of a band; or nothing.
+// The place of K and V of all heads at a key of a band. Null: none.
 struct BandPlace {
   const uint8_t* k = nullptr;
   const uint8_t* v = nullptr;
@@ -179,16 +180,16 @@ BandPlace place_in_band(const AttendCall& call, const AttendUnit& first, int64_t
   return {at(job.runs->k, k_stride_of(*job.layer)), at(job.runs->v, v_stride_of(*job.layer))};
 }
 
-// What the worker reads after a band: the next band, if its rows are like those of this one.
+// Returns the place that the worker reads after a band: that of the next band, if its layer is the same.
 BandPlace band_after(const AttendCall& call, const AttendUnit& first, UnitQueue& units) {
   const AttendUnit* next = units.next();
   if (next == nullptr || next->n_heads == 1 || call.jobs[next->job_idx].layer != call.jobs[first.job_idx].layer) return {};
   return place_in_band(call, *next, next->key_begin);
 }
 
-// Attends a block of keys of each head in turn. The rows of all heads come from memory together that way, and by one
-// prefetcher: while a block is attended, the next one is prefetched as one range, each head its share of it. Attended one
-// after another, heads take 1.2 to 1.6 times as long on two workers, for each head's rows are then apart in memory.
+// Attends a block of keys of each head in turn. So the rows of all heads come from memory together, through one prefetcher:
+// while a block is attended, the next one is prefetched as one range, a share with each head. If heads were attended one
+// after another, their rows would be apart in memory and take 1.2 to 1.6 times as long on two workers.
 void run_band(const AttendCall& call, const AttendUnit& first, UnitQueue& units, int32_t worker_idx) {
   CpuBackend& backend = *call.backend;
   const Layer& layer = *call.jobs[first.job_idx].layer;
@@ -250,7 +251,7 @@ Status prepare_matmul(CpuBackend& backend, const AttendJob* jobs, int32_t n_jobs
   return {};
 }
 
-// Starts with no unit done, ends with all of them, or stopped.
+// Reports the final progress, and returns the reason if the call was stopped.
 Status watch_end(Watched& watched) {
   if (!watched.stops()) watched.tell(watched.total);
   if (const int32_t answer = watched.answer; answer != 0)
@@ -293,7 +294,7 @@ Status attend_watched(void* self, const AttendJob* jobs, int32_t n_jobs, const W
   return attend_jobs(backend_of(self), jobs, n_jobs, &watched);
 }
 
-// All rows of all jobs are one range, cut into even shares.
+// The rows of all jobs are one range, cut into even shares.
 struct MergeCall {
   const KernelTable* kernels;
   const MergeJob* jobs;
@@ -302,12 +303,12 @@ struct MergeCall {
   int64_t n_rows, n_shares;
 };
 
-constexpr int64_t kMergedRows = 4096;  // from one look at the flag to the next
+constexpr int64_t kMergedRows = 4096;  // rows between two checks for cancellation
 
 void merge_share(void* context, int64_t share, int32_t) {
   const MergeCall& call = *static_cast<const MergeCall*>(context);
   const int64_t begin = call.n_rows * share / call.n_shares, end = call.n_rows * (share + 1) / call.n_shares;
-  int64_t first = 0;  // of the job
+  int64_t first = 0;  // first row of the job in the range
   for (int32_t i = 0; i < call.n_jobs && first < end; first += call.jobs[i++].n_rows) {
     const MergeJob& job = call.jobs[i];
     const int64_t to = std::min(end - first, job.n_rows);
@@ -363,7 +364,7 @@ void attn_weights(void* self, const WeightJob* jobs, int32_t n_jobs) {
   CpuBackend& backend = backend_of(self);
   const std::lock_guard lock(backend.attend_mutex);
   WeightCall call{&backend, jobs};
-  const bool has_nodes = backend.weight_nodes.reserve(n_jobs);  // without them the jobs are anybody's
+  const bool has_nodes = backend.weight_nodes.reserve(n_jobs);  // without the nodes any worker may take any job
   for (int32_t i = 0; has_nodes && i < n_jobs; ++i) backend.weight_nodes[i] = jobs[i].node;
   if (n_jobs > 0) backend.pool->run(n_jobs, weigh_task, &call, has_nodes ? backend.weight_nodes.data() : nullptr);
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The CPU backend from its parts.
+// Builds the CPU backend from its parts.
 #pragma once
 
 #include <memory>
@@ -14,7 +14,8 @@ namespace tandem::cpu {
 Status make_cpu_backend(const KernelTable& kernels, const Crossover& crossover, std::unique_ptr<Pool> pool,
                         Backend* backend);
 
-// Highway's name for the instruction set of the kernel that attended last: what really ran.
+// Returns the KernelTable::target that a kernel recorded when it ran: of the first worker whose scratch has one. 0: no
+// kernel has run.
 int64_t target_used(const Backend& backend);
 
 }  // namespace tandem::cpu

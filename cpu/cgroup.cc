@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
-// /proc/self/cgroup says in which group of each hierarchy the process is, /proc/self/mountinfo where the hierarchies
-// are mounted and which part of one: a container often sees only its own group, mounted as the root.
+// /proc/self/cgroup names the process's group in each hierarchy. /proc/self/mountinfo says where the hierarchies are
+// mounted, and which part of each. A container often sees only its own group, mounted as the root.
 //
 //   0::/system.slice/app                                 cgroup2: <mount>/system.slice/app/cpu.max     "150000 100000"
 //   4:cpu,cpuacct:/docker/1f                             cgroup:  <mount>/docker/1f/cpu.cfs_quota_us   "150000"
 //
-// Every group up to the root may carry a quota and all of them hold. Groups above the mount cannot be read.
+// Every group up to the root may have a quota, and all of these apply. Groups above the mount cannot be read.
 #include "cpu/cgroup.h"
 
 #include <algorithm>
@@ -60,7 +60,7 @@ bool parse_number(std::string_view text, int64_t* value) {
   return error == std::errc() && end == text.data() + text.size();
 }
 
-// Of a path in mountinfo, where the kernel writes blanks, line ends and backslashes as a backslash and three octal digits.
+// Decodes a path of mountinfo. Linux writes blanks, line ends and backslashes there as a backslash and three octal digits.
 std::string unescaped(std::string_view field) {
   const auto digit = [&](size_t i) { return i < field.size() && field[i] >= '0' && field[i] <= '7'; };
   std::string text;
@@ -75,7 +75,7 @@ std::string unescaped(std::string_view field) {
   return text;
 }
 
-// 36 35 98:0 <root> <point> <options> [<tag>...] - <type> <source> <options>
+// Parses lines of the form: 36 35 98:0 <root> <point> <options> [<tag>...] - <type> <source> <options>
 std::vector<Mount> cgroup_mounts(const std::string& mountinfo) {
   std::vector<Mount> mounts;
   for (std::string_view line : split(mountinfo, '\n')) {
@@ -89,7 +89,7 @@ std::vector<Mount> cgroup_mounts(const std::string& mountinfo) {
   return mounts;
 }
 
-// <hierarchy>:<controllers>:<path>
+// Parses lines of the form: <hierarchy>:<controllers>:<path>
 std::vector<Group> own_groups(const std::string& cgroup) {
   std::vector<Group> groups;
   for (std::string_view line : split(cgroup, '\n')) {
@@ -103,7 +103,7 @@ std::vector<Group> own_groups(const std::string& cgroup) {
   return groups;
 }
 
-// The path of the group below the mount point; empty: the mount point itself, also where the group is outside of it.
+// Returns the path of the group below the mount point. Empty: the mount point itself, also if the group is outside of it.
 std::string path_below_mount(const Group& group, const Mount& mount) {
   if (group.path.empty() || group.path[0] != '/' || contains(split(group.path, '/'), "..")) return {};
   const std::string root = mount.root == "/" ? "" : mount.root;

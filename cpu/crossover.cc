@@ -20,7 +20,7 @@ constexpr int32_t kMostRows = 192, kDim = 128;
 constexpr int64_t kKeys = 1024;
 constexpr int kRepeats = 3;
 
-// As measure_crossover() found them, on Intel's Sapphire Rapids and on an EPYC of AMD with AVX-512.
+// Results of measure_crossover() on Intel's Sapphire Rapids and on an AMD EPYC with AVX-512.
 constexpr struct {
   const char* isa;
   Crossover on_intel, elsewhere;
@@ -39,8 +39,8 @@ bool is_intel() {
 #endif
 }
 
-// One KV head of 128 dims over 1,024 keys, which then lie in the second-level cache: from some tens of rows on arithmetic
-// decides.
+// Times one KV head of 128 dims over 1,024 keys. These lie in the second-level cache, so from some tens of rows on
+// arithmetic is the bound.
 class Trial {
  public:
   Trial(const KernelTable& kernels, int32_t dtype, bool q_is_bf16) : kernels_(kernels) {
@@ -71,7 +71,7 @@ class Trial {
     return matmul_->prepare(layer_, 1);
   }
 
-  // The least number of rows that products are faster for; past all that were tried, no product is.
+  // Returns the least number of rows for which products are faster. If they never are, returns more than all numbers tried.
   int32_t crossover() {
     const auto* const end = std::end(kRowsTried);
     const auto* const found =
@@ -130,7 +130,7 @@ Status measure_crossover(const KernelTable& kernels, Crossover* crossover) {
 Status process_crossover(const KernelTable& kernels, Crossover* crossover) {
   static std::mutex mutex;
   static auto& measured =
-      *new std::map<const KernelTable*, Crossover>;  // never destroyed: calls may come while the process ends
+      *new std::map<const KernelTable*, Crossover>;  // never destroyed, as calls may come while the process ends
   const std::lock_guard lock(mutex);
   const auto found = measured.find(&kernels);
   if (found != measured.end()) {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
-// From how many query rows of a KV head on matrix products are faster than the kernels that read the stored rows.
+// The number of query rows of a KV head from which matrix products are faster than the kernels that read the stored rows.
 //
-// It depends on the processor and on oneDNN: between 8 and 200 rows. A job near it takes about as long either way, but its
-// last bits differ. So the number comes from a table, by instruction set and maker of the processor, and every process on a
-// machine computes the same bits. Where a caller asks for it (matmul_rows of tandem_engine_options is -1) it is measured,
-// some milliseconds on the thread that starts the first such engine, and kept for the process.
+// The number depends on the processor and on oneDNN: between 8 and 200 rows. Near it both ways take about as long, but their
+// last bits differ. So the default comes from a table, by instruction set and maker of the processor, and every process on a
+// machine computes the same bits. If a caller asks for it (matmul_rows of tandem_engine_options is -1) the number is
+// measured. That takes some milliseconds on the thread that creates the first such engine; the process keeps the result.
 #pragma once
 
 #include <cstdint>
@@ -15,16 +15,16 @@
 namespace tandem::cpu {
 
 struct Crossover {
-  int32_t rows_bf16 = 24;  // where q, K and V are exact in bf16 and K needs no rotation
-  int32_t rows = 128;      // all others
+  int32_t rows_bf16 = 24;  // for jobs whose q, K and V are exact in bf16 and whose K needs no rotation
+  int32_t rows = 128;      // for all other jobs
 };
 
-// What the table says; an instruction set that it does not name has the values above.
+// Returns the table's numbers. An instruction set that the table does not name gets the defaults above.
 Crossover usual_crossover(const KernelTable& kernels);
 
 Status measure_crossover(const KernelTable& kernels, Crossover* crossover);
 
-// What this process has measured.
+// Measures once and returns the process's measured numbers.
 Status process_crossover(const KernelTable& kernels, Crossover* crossover);
 
 }  // namespace tandem::cpu

@@ -28,8 +28,8 @@ const KernelTable* isa_table(int32_t idx) {
   return idx >= 0 && static_cast<size_t>(idx) < std::size(kTables) ? kTables[idx] : nullptr;
 }
 
-// What this file itself was compiled for is there, whatever Highway asks for besides: it calls NEON available only where AES
-// instructions are, which some processors lack and no kernel uses.
+// The target for which this file was compiled always counts as available. Highway would call NEON available only with the
+// AES instructions, which some processors lack and no kernel uses.
 bool isa_available(const KernelTable& table) {
   if ((table.target & kMatrixUnit) != 0 && !have_matrix_unit()) return false;
   return ((hwy::SupportedTargets() | HWY_STATIC_TARGET) & table.target & ~kMatrixUnit) != 0;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Each call of the caller's run() is one round: n_threads bodies that take tasks from one counter until none is left. A body
-// that runs after the others have finished finds nothing to do, so that the caller may run them on fewer threads, or in
-// turn.
+// Each call of the caller's run() is one round: n_threads bodies take tasks from one counter until none is left. A body that
+// runs after the others have finished finds nothing to do. So the caller may run the bodies on fewer threads, or one after
+// another.
 #include "cpu/lent_pool.h"
 
 #include <algorithm>
@@ -36,7 +36,7 @@ struct Round {
   std::exception_ptr thrown{};
 };
 
-// Keeps an exception for the thread that has called the pool: the lender's threads never see one.
+// Keeps an exception for the thread that called the pool. No exception reaches the lender's threads.
 void run_body(int64_t worker_idx, void* round_of_call) {
   Round& round = *static_cast<Round*>(round_of_call);
   const TaskModes modes;
@@ -63,7 +63,7 @@ class LentPool final : public Pool {
       run_body(0, &round);
     else if (n_bodies > 1)
       threads_.run(n_bodies, run_body, &round, threads_.user);
-    if (round.taken.load() < n_tasks) run_body(0, &round);  // tasks that run() has not called
+    if (round.taken.load() < n_tasks) run_body(0, &round);  // tasks that are left if run() has not run all bodies
     if (round.thrown) std::rethrow_exception(round.thrown);
   }
   void wake() override {}

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// A pool on threads that the caller lends: no worker is started, none spins or sleeps here.
+// A pool on threads that the caller lends. It starts no worker, and none spins or sleeps here.
 #pragma once
 
 #include <cstdint>

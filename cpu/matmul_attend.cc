@@ -18,7 +18,7 @@ class MatmulAttendImpl final : public MatmulAttend {
   MatmulAttendImpl(const KernelTable& kernels, const SoftmaxTileKernels& tile_kernels)
       : kernels_(kernels), tile_kernels_(tile_kernels) {}
 
-  // Scratch for the largest dims so far. The new one is complete before the old one goes.
+  // Allocates scratch for the largest dims so far. The new scratch is complete before the old one is freed.
   Status prepare(const Layer& layer, int32_t n_workers) override {
     n_workers = std::max(n_workers, static_cast<int32_t>(workers_.size()));
     const int32_t k_head_dim = std::max(k_head_dim_, layer.k_head_dim), v_head_dim = std::max(v_head_dim_, layer.v_head_dim);
@@ -60,7 +60,7 @@ class MatmulAttendImpl final : public MatmulAttend {
 }  // namespace
 
 Status MatmulAttend::create(const KernelTable& kernels, std::unique_ptr<MatmulAttend>* attend) {
-  const bool best = (kernels.target & kMatrixUnit) != 0;  // which those who have it have
+  const bool best = (kernels.target & kMatrixUnit) != 0;  // processors with a matrix unit have the best instruction set, too
   const SoftmaxTileKernels* tile_kernels = softmax_tile_kernels(best ? nullptr : kernels.name);
   if (tile_kernels == nullptr)
     return fail(TANDEM_ERROR_NOT_FOUND, "cpu_isa", "cpu_isa = \"%s\" is unknown or not on this processor", kernels.name);

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT
-// Attention of many query rows: append, prefill, re-evaluation, decode where very many query heads share a KV head (MLA).
+// Attention of many query rows: append, prefill, re-evaluation, and decode of layers in which very many query heads share a
+// KV head (MLA).
 //
-// Decode is bound by reading K and V; from some tens of rows on (crossover.h) a job is bound by arithmetic, and is attended
-// by products of matrices. attend() is flash attention by tiles, all of it inside the calling thread (on a matrix unit the
-// same, laid out otherwise: matrix_block.h):
+// Reading K and V bounds decode. From some tens of rows on (crossover.h) arithmetic bounds a job, and matrix products
+// compute it. attend() is flash attention by tiles, all of it inside the calling thread. A matrix unit does the same in
+// another layout (matrix_block.h):
 //
 //   for each block of up to 512 rows of the task             q, o (f32), running max and sum stay in the worker's scratch
 //     for each tile of 512 keys that the block may see       gathered from the runs once: converted, rotated, zero-padded
@@ -11,16 +12,17 @@
 //         s = q k^T            oneDNN, or ours in bf16        [128, 512], in the second-level cache
 //         p = softmax step     SIMD, in place                 scale, cap, mask, running max and sum, o rescaled
 //         o += p v             the same
-//     o / sum, max + log sum                                  to the job; or o, max and sum as they are, to be joined
+//     o / sum, max + log sum                                  to the job; or o, max and sum as they are, to be merged
 //
-// Where V aliases keys that need no rotation its tile is the first columns of theirs, converted once.
+// If V aliases keys that need no rotation, the first columns of K's tile are V's tile, converted once.
 //
-// Precision: f32 products of the converted tiles, f32 accumulation. Where q is exact in bf16 (q_is_bf16), bf16 keys that
-// need no rotation are multiplied as bf16, which loses nothing; bf16 values then meet p rounded to bf16 (relative 2^-9 for
-// each key, errors of either sign), as every bf16 attention kernel does. sum and lse are of the unrounded p.
+// Precision: f32 products of the converted tiles, f32 accumulation. If q is exact in bf16 (q_is_bf16), bf16 keys that need
+// no rotation are multiplied as bf16, which loses nothing. bf16 values are then multiplied by p rounded to bf16 (relative
+// error 2^-9 for each key, of either sign), as in every bf16 attention kernel. sum and lse use the unrounded p.
 //
-// Not finite: a key or value that is NaN or Inf reaches exactly the rows that see it. Logits are masked by selection; values
-// that only some rows of a block see are taken out of the products, where 0 * NaN would spread, and added row by row.
+// Not finite: a NaN or Inf in a key or value reaches exactly the rows that see the key. Logits are masked by selection.
+// Non-finite values that only some rows of a block see are left out of the products, where 0 * NaN would spread, and added
+// row by row.
 #pragma once
 
 #include <cstdint>
@@ -32,7 +34,7 @@
 
 namespace tandem::cpu {
 
-// Rows of a job over all its keys, to the job's o and lse.
+// Returns the span of the rows over all keys of the job, with the job's o and lse as outputs.
 inline Span whole_span(const AttendJob& job, int32_t row_begin, int32_t row_end) {
   Span span;
   span.job = &job;
@@ -44,7 +46,7 @@ inline Span whole_span(const AttendJob& job, int32_t row_begin, int32_t row_end)
   return span;
 }
 
-// Some rows of a span.
+// Returns the part of a span that has the rows [row_begin, row_end).
 inline Span rows_of(const Span& span, int32_t row_begin, int32_t row_end) {
   Span rows = span;
   rows.row_begin = row_begin;
@@ -58,21 +60,21 @@ inline Span rows_of(const Span& span, int32_t row_begin, int32_t row_end) {
 class MatmulAttend {
  public:
   static constexpr int32_t kTileQ = 128, kTileKv = 512;
-  // Rows of a task that share one pass over the keys. A good task has this many; more gain nothing. A row's last bits depend
-  // on which rows share its task, so ranges should be chosen by job alone, not by the number of workers.
+  // Rows of a task that share one pass over the keys. A good task has this many; larger ones gain nothing. The last bits of
+  // a row depend on the other rows of its task, so row ranges should depend only on the job, not on the number of workers.
   static constexpr int32_t kTaskRows = 512;
 
-  // kernels: whose conversions and instruction set the SIMD part uses.
-  // The first in a process makes oneDNN's code, for which it needs some MiB.
+  // `kernels` gives the conversions and the instruction set of the SIMD part. The first call of a process creates oneDNN's
+  // code, which takes some MiB.
   static Status create(const KernelTable& kernels, std::unique_ptr<MatmulAttend>* attend);
   virtual ~MatmulAttend() = default;
 
-  // Makes the scratch of n_workers workers; later calls add what is missing. The only function that allocates, and not to
-  // run beside attend(). On failure everything prepared before is still usable.
+  // Allocates the scratch of n_workers workers; later calls add what is missing. No other function allocates. Must not run
+  // beside attend(). After a failure everything prepared earlier is still usable.
   virtual Status prepare(const Layer& layer, int32_t n_workers) = 0;
 
-  // Computes a span of any number of rows; writes the job's logits where wanted. Concurrent for different worker_idx in
-  // [0, n_workers). The job's layer must have been prepared.
+  // Computes a span of any number of rows, and writes the job's logits if the job asks for them. May run concurrently with
+  // different worker_idx in [0, n_workers). The job's layer must have been prepared.
   virtual void attend(const Span& span, int32_t worker_idx) = 0;
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// See matmul_attend.h for the method.
+// matmul_attend.h explains the method.
 #include "cpu/matmul_block.h"
 
 #include <algorithm>
@@ -77,8 +77,8 @@ class Block {
     n_tiles_ = (n_rows_ + kTileQ - 1) / kTileQ;
   }
 
-  // All of the block's sums begin at 0, and it writes outside its scratch at the end, or writes again: a block can be done
-  // anew. False: oneDNN had no memory, and the sums are undefined.
+  // All sums of the block start at 0, and only the end of the run writes outside the scratch, overwriting earlier results.
+  // So a block can be run again. Returns false if oneDNN had no memory; the sums are then undefined.
   [[nodiscard]] bool run(bool has_onednn) {
     has_onednn_ = has_onednn;
     start();
@@ -146,7 +146,7 @@ class Block {
   int32_t n_odd_ = 0;             // columns whose values are not finite and were taken out of v
 };
 
-// q in the products' type; the empty state in every row.
+// Converts q to the products' type and sets every row to the empty state.
 void Block::start() {
   const int64_t padded = int64_t{n_tiles_} * kTileQ, dims = layer_.k_head_dim, n = n_rows_ * dims;
   const float* q = job_.q + span_.row_begin * dims;
@@ -165,9 +165,9 @@ void Block::start() {
     std::fill_n(job_.logits + row * job_.n_keys + span_.key_begin, span_.key_end - span_.key_begin, kNegativeInf);
 }
 
-// The tile's rows, converted and followed by zeros up to a whole step; where a whole tile already lies so in the cache,
-// there. (Steps of a tile could be taken from where they lie, too, but multiplying them one by one costs more than copying
-// them.)
+// Returns the tile's rows, converted and followed by zeros up to a whole step. If a whole tile already has this form in the
+// cache, returns its place there. (Single steps of a tile could also be used in place, but multiplying them one by one costs
+// more than copying them.)
 const std::byte* Block::load(const TileSource& source, bool bf16, std::byte* to) {
   const int64_t tile_row_bytes = source.head_dim * static_cast<int64_t>(element_bytes(bf16));
   const bool in_place = source.dtype == (bf16 ? TANDEM_BF16 : TANDEM_F32) && source.stride == tile_row_bytes &&
@@ -181,7 +181,7 @@ const std::byte* Block::load(const TileSource& source, bool bf16, std::byte* to)
   return to;
 }
 
-// Rows of bf16, side by side.
+// Copies bf16 rows to lie side by side.
 void Block::copy_rows(const TileSource& source, std::byte* to) {
   const auto row_size = 2 * static_cast<size_t>(source.head_dim);
   for (int32_t i = 0; i < tile_.n_segments; ++i) {
@@ -191,7 +191,7 @@ void Block::copy_rows(const TileSource& source, std::byte* to) {
   }
 }
 
-// Zeroes the values that are not finite, keeping their columns.
+// Zeroes the values that are not finite and records their columns.
 void Block::take_out_nonfinite_values() {
   const bool bf16 = v_bf16_;
   const int64_t row_words = layer_.v_head_dim / (bf16 ? 2 : 1), stride_words = v_tile_stride(layer_) / (bf16 ? 2 : 1);
@@ -208,7 +208,7 @@ void Block::take_out_nonfinite_values() {
   }
 }
 
-// The tile of keys as our own products take it.
+// Packs the tile of keys for this library's own products.
 void Block::pack() {
   const int64_t dk_words = layer_.k_head_dim / (k_bf16_ ? 2 : 1);
   if (!by_onednn(k_bf16_)) kernels_.pack_columns({k_, padded_keys(), dk_words, scratch_.k_panels});
@@ -217,7 +217,7 @@ void Block::pack() {
         {reinterpret_cast<const uint16_t*>(v_), v_tile_stride(layer_), padded_keys(), layer_.v_head_dim, scratch_.v_pairs});
 }
 
-// oneDNN is fastest with few different numbers of rows; those behind the last one are zeros.
+// oneDNN is fastest with few different numbers of rows. The padding rows are zeros.
 int32_t padded_rows(int32_t n_rows) { return n_rows <= 32 ? 32 : n_rows <= 64 ? 64 : kTileQ; }
 
 // s = q k^T
@@ -267,7 +267,7 @@ bool Block::multiply_values(int32_t row, int32_t n_rows, int32_t begin, int32_t 
   return true;
 }
 
-// One tile of rows against the tile of keys.
+// Attends the tile of keys with one tile of rows.
 bool Block::step(int32_t tile_idx, const SignalsHeld& held) {
   const int32_t row = tile_idx * kTileQ, n_rows = std::min(kTileQ, n_rows_ - row);
   const int32_t begin = views_[tile_idx].begin / kStep * kStep, end = (views_[tile_idx].end + kStep - 1) / kStep * kStep;
@@ -278,7 +278,7 @@ bool Block::step(int32_t tile_idx, const SignalsHeld& held) {
   return true;
 }
 
-// Rows of one query token see the same columns and go together; without a mask all rows do.
+// Rows of one query token see the same columns and are done together. Without a mask all rows are.
 void Block::softmax(int32_t row, int32_t n_rows, int32_t begin, int32_t end) {
   SoftmaxTile tile;
   tile.stride_s = kStrideS;
@@ -322,7 +322,7 @@ void Block::put_logits(int32_t row, int32_t n_rows, int32_t begin, int32_t end, 
   }
 }
 
-// The part of o += p v that was taken out of the product, in the rows that see it.
+// Adds the part of o += p v that was left out of the product, to the rows that see it.
 void Block::add_nonfinite_values(int32_t row, int32_t n_rows, int32_t begin, int32_t end) {
   const int64_t dims = layer_.v_head_dim;
   int32_t segment_idx = 0;
@@ -345,7 +345,7 @@ void Block::add_nonfinite_values(int32_t row, int32_t n_rows, int32_t begin, int
   }
 }
 
-// o - o is 0, or NaN where o is not finite: Inf in a value comes out as NaN.
+// o - o is 0, or NaN if o is not finite. So an Inf in a value gives NaN.
 void Block::finish() {
   const int64_t dims = layer_.v_head_dim;
   const bool is_part = span_.m != nullptr;

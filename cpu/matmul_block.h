@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// One block of query rows over all its keys, and what it works with. Used by matmul_attend.cc alone.
+// Attends one block of query rows over all its keys, and the scratch for that. Only matmul_attend.cc uses it.
 #pragma once
 
 #include <cstddef>
@@ -15,12 +15,12 @@
 
 namespace tandem::cpu {
 
-// Keys of a tile are multiplied in steps of so many.
+// Keys of a tile are multiplied in steps of this many.
 inline constexpr int32_t kKeyStep = 128;
-// Logits: a row is a line longer than 512 columns, so that rows do not fall on the same sets of the cache.
+// Floats between rows of logits: 512 columns and a cache line more, so that rows do not fall on the same cache sets.
 inline constexpr int64_t kStrideS = MatmulAttend::kTileKv + 16;
 
-// Where V is the first columns of K's tile, no tile of its own.
+// True if V is the first columns of K's tile and needs no tile of its own.
 inline bool values_in_keys(const Layer& layer) { return layer.v_aliases_k && layer.rope == nullptr; }
 inline int32_t v_tile_stride(const Layer& layer) { return values_in_keys(layer) ? layer.k_head_dim : layer.v_head_dim; }
 
@@ -30,10 +30,11 @@ struct Scratch {
 
   Status allocate(int32_t k_head_dim, int32_t v_head_dim);
 
-  std::byte* q = nullptr;          // [kRows, k_head_dim] f32 or bf16
-  std::byte* k = nullptr;          // [kKeys, k_head_dim] f32 or bf16
-  std::byte* v = nullptr;          // [kKeys, the larger of both] f32 or bf16
-  float* k_panels = nullptr;       // [kKeys / kPanelColumns, k_head_dim, kPanelColumns], or half of it as pairs of bf16
+  std::byte* q = nullptr;  // [kRows, k_head_dim] f32 or bf16
+  std::byte* k = nullptr;  // [kKeys, k_head_dim] f32 or bf16
+  std::byte* v = nullptr;  // [kKeys, the larger head_dim] f32 or bf16
+  // [kKeys / kPanelColumns, k_head_dim, kPanelColumns], or half as many words as pairs of bf16
+  float* k_panels = nullptr;
   uint32_t* v_pairs = nullptr;     // [kKeys / 2, v_head_dim]
   float* o = nullptr;              // [kRows, v_head_dim]
   float* s = nullptr;              // [kTileQ, kStrideS]
@@ -54,7 +55,7 @@ struct BlockJob {
   const KernelTable& kernels;
   const SoftmaxTileKernels& tile_kernels;
   Scratch& scratch;
-  bool bf16;  // where q, and keys or values, are exact in bf16, they are multiplied as that
+  bool bf16;  // true: operands that are exact in bf16 (q, and keys or values) are multiplied as bf16
 };
 void attend_block(const BlockJob& block);
 

@@ -6,7 +6,7 @@
 namespace tandem::cpu {
 namespace {
 
-// Smallest and largest begin of query tokens [first, last].
+// The smallest and the largest begin of query tokens [first, last].
 struct BeginRange {
   int64_t least, most;
 };
@@ -34,14 +34,14 @@ KeyWalker::KeyWalker(const Span& span, TokenRange tokens)
   }
 }
 
-// Steps to the next run with something to see.
+// Moves to the next run that has a visible key.
 bool KeyWalker::refill() {
   while (run_idx_ + 1 < job_.n_runs && next_key_ < key_end_) {
     const KvRun& run = job_.runs[++run_idx_];
     const int64_t n = run.n_tokens;
     first_key_ = next_key_;
     next_key_ += n;
-    const auto add = [&](int64_t from, int64_t to) {  // rows of the run, as far as the span has them
+    const auto add = [&](int64_t from, int64_t to) {  // adds rows of the run that the span has
       from = std::max(from, key_begin_ - first_key_);
       to = std::min(to, key_end_ - first_key_);
       if (from < to) pieces_[n_pieces_++] = {from, to - from};

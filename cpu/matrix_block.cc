@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// See matrix_block.h.
+// matrix_block.h explains the method.
 #include "cpu/matrix_block.h"
 
 #include <algorithm>
@@ -47,7 +47,8 @@ class Block {
         k_planes_(layer_.rope != nullptr ? kMaxPlanes : n_planes(layer_.k_type)),
         v_planes_(n_planes(layer_.v_type)),
         p_planes_(job_.q_is_bf16 && layer_.v_type == TANDEM_BF16 ? 1 : kMaxPlanes) {
-    const bool ordinary = layer_.sm_scale > 1e-20f && layer_.sm_scale < 1e20f;  // so is what its exponential multiplies by
+    // the factor of the exponential is then ordinary, too
+    const bool ordinary = layer_.sm_scale > 1e-20f && layer_.sm_scale < 1e20f;
     finished_logits_ = layer_.soft_cap > 0.0f || job_.logits != nullptr || !ordinary;
     scale_ = finished_logits_ ? 1.0f : layer_.sm_scale;
   }
@@ -93,7 +94,7 @@ class Block {
   MatrixScratch& scratch_;
   const TileSource k_source_, v_source_;
   const int32_t n_rows_, n_groups_;
-  const int64_t k_stride_;  // dims of K, in whole steps
+  const int64_t k_stride_;  // dims of K, rounded up to whole steps
   const int32_t q_planes_, k_planes_, v_planes_, p_planes_;
   bool finished_logits_;  // products are scaled and capped before the softmax
   float scale_;           // of the softmax
@@ -105,7 +106,8 @@ class Block {
   const uint8_t* v_blocks_[kMaxHeadDim / kRows];
 };
 
-// Planes i of A and j of B with i + j <= 2, those of A one after another, the largest first; `a` and `b` bytes apart.
+// Lists planes i of A and j of B with i + j <= 2. The pairs of one plane of A are consecutive, the largest planes first.
+// Planes of A are `a` bytes apart, those of B `b` bytes.
 void pair_planes(int32_t a_planes, int64_t a, int32_t b_planes, int64_t b, MatrixProduct* product) {
   product->n_pairs = 0;
   for (int32_t i = 0; i < a_planes; ++i)
@@ -143,7 +145,7 @@ void Block::run() {
   matrix_.close();
 }
 
-// q as B, rows past the last one 0; the empty state in every row.
+// Packs q as B, with zeros in the rows past the last one, and sets every row to the empty state.
 void Block::start() {
   const int64_t dims = layer_.k_head_dim, plane = kRows * dims, n_steps = k_stride_ / kStep;
   for (int32_t group = 0; group < n_groups_; ++group) {
@@ -172,7 +174,7 @@ void Block::load_keys() {
     k_blocks_[column / kRows] = reinterpret_cast<const uint8_t*>(scratch_.k + column * k_stride_);
 }
 
-// Sixteen keys of one run are multiplied where they lie; where runs meet, or rows have gaps, they are copied together.
+// Sixteen keys of one run are multiplied in place. Where runs meet, or rows have gaps, keys are copied together first.
 void Block::use_keys_in_place() {
   const auto row = static_cast<size_t>(k_source_.row_bytes());
   auto* copies = reinterpret_cast<std::byte*>(scratch_.k);
@@ -255,7 +257,7 @@ bool Block::is_odd_value(const KeySegment& segment, int32_t column) {
   return tile_kernels_.has_nonfinite(scratch_.value, layer_.v_head_dim, false);
 }
 
-// Values that only some rows see and that are not finite are zeros in the products, and added row by row.
+// Values that are not finite and that only some rows see are zeros in the products, and are added row by row.
 void Block::use_values_in_place() {
   for (int32_t i = 0; i < tile_.n_segments; ++i) {
     const KeySegment& segment = tile_.segments[i];
@@ -282,7 +284,7 @@ void Block::split_values() {
   matrix_.split(rows, padded_keys() * dims, v_planes_, scratch_.v, plane);
 }
 
-// Sixteen rows each of what the next tile reads.
+// Lists the rows that the next tile reads, in blocks of sixteen rows.
 void Block::list_ahead() {
   n_ahead_ = 0;
   if (!k_source_.side_by_side() || !v_source_.side_by_side()) return;
@@ -296,7 +298,7 @@ void Block::list_ahead() {
   }
 }
 
-// Two column groups against the tile.
+// Attends the tile with two column groups.
 void Block::step(int32_t group, const TileView& view) {
   const int32_t n_groups = std::min(2, n_groups_ - group);
   const int32_t begin = view.begin / kStep * kStep, end = (view.end + kStep - 1) / kStep * kStep;
@@ -350,7 +352,7 @@ void Block::softmax(int32_t group, int32_t side, int32_t begin, int32_t end, boo
   matrix_.softmax(softmax);
 }
 
-// visible[column]: a bit for each row of the group that sees it.
+// Sets visible[column]: a bit for each row of the group that sees the column.
 void Block::find_visible(int32_t group, int32_t begin, int32_t end) {
   std::fill(scratch_.visible + begin, scratch_.visible + end, uint16_t{0});
   const int64_t first = span_.row_begin + group * kRows, last = std::min(first + kRows, int64_t{span_.row_end});
@@ -398,7 +400,7 @@ void Block::multiply_values(int32_t group, int32_t n_groups, int32_t begin, int3
   matrix_.multiply(product);
 }
 
-// The part of o += p v that was taken out of the products, in the rows that see it.
+// Adds the part of o += p v that was left out of the products, to the rows that see it.
 void Block::add_nonfinite_values(int32_t group, int32_t side, int32_t begin, int32_t end) {
   const int64_t dims = layer_.v_head_dim;
   const int32_t n = std::min(kRows, n_rows_ - group * kRows);
@@ -446,7 +448,7 @@ class MatrixAttend final : public MatmulAttend {
   MatrixAttend(const KernelTable& kernels, const SoftmaxTileKernels& tile_kernels)
       : kernels_(kernels), tile_kernels_(tile_kernels) {}
 
-  // The new scratch is complete before the old one goes.
+  // The new scratch is complete before the old one is freed.
   Status prepare(const Layer& layer, int32_t n_workers) override {
     const int32_t k_dim = std::max(k_dim_, layer.k_head_dim), v_dim = std::max(v_dim_, layer.v_head_dim);
     const bool larger = k_dim > k_dim_ || v_dim > v_dim_;

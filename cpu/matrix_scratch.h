@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Memory of one worker of matrix_block.cc.
+// The scratch memory of one worker of matrix_block.cc.
 #pragma once
 
 #include <cstddef>
@@ -20,10 +20,10 @@ struct MatrixScratch {
 
   uint16_t* q = nullptr;             // [kRows / 16][planes][k_head_dim / 32][16][16][2]
   uint16_t* q_rows = nullptr;        // [planes][16, k_head_dim]
-  uint16_t* k = nullptr;             // [planes][kKeys, k_head_dim in whole steps]
+  uint16_t* k = nullptr;             // [planes][kKeys, k_head_dim rounded up to whole steps]
   uint16_t* v = nullptr;             // [planes][kKeys, v_head_dim]
   uint16_t* v_tiles = nullptr;       // [planes][v_head_dim / 16][kKeys / 32][16][32]
-  float* widened = nullptr;          // [kKeys, the larger of both]
+  float* widened = nullptr;          // [kKeys, the larger head_dim]
   float* s = nullptr;                // [2][kKeys][16]
   uint16_t* p = nullptr;             // [2][planes][kKeys / 2][16][2]
   float* o = nullptr;                // [kRows / 16][v_head_dim][16]
@@ -31,7 +31,7 @@ struct MatrixScratch {
   float* sum = nullptr;              // [kRows]
   float* angles = nullptr;           // [k_head_dim]
   float* value = nullptr;            // [v_head_dim]
-  uint8_t* zeros = nullptr;          // a row of V
+  uint8_t* zeros = nullptr;          // a row of V, all zero
   uint16_t* visible = nullptr;       // [kKeys]
   uint32_t* columns = nullptr;       // [kKeys]
   int32_t* odd_columns = nullptr;    // [kKeys]

@@ -11,7 +11,7 @@
 namespace tandem::cpu {
 namespace {
 
-// Linux: asm/prctl.h, and the places of XSAVE's state components.
+// From Linux: asm/prctl.h, and the numbers of XSAVE's state components.
 constexpr long kGetSupported = 0x1021, kRequestPermission = 0x1023;  // ARCH_GET_XCOMP_SUPP, ARCH_REQ_XCOMP_PERM
 constexpr long kTileData = 18;                                       // XFEATURE_XTILE_DATA
 constexpr unsigned kAmxBf16 = 1u << 22, kAmxTile = 1u << 24;         // CPUID 7.0, EDX

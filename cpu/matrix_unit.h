@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: MIT
-// Intel AMX for bf16. Linux lets a process use it on request. From then on every alternate signal stack of the process must
-// hold 8 KiB of tiles more (sigaltstack() refuses smaller ones), so nothing is requested before it is used.
+// Intel AMX for bf16. Linux lets a process use it on request. After the request every alternate signal stack of the process
+// must hold 8 KiB more, for the tiles (sigaltstack() refuses smaller ones). So the request is made only before AMX is used.
 #pragma once
 
 namespace tandem::cpu {
 
-// Whether processor and kernel have it. Changes nothing.
+// True if the processor and the Linux kernel support AMX. Changes nothing.
 bool have_matrix_unit();
-// Asks for it; once granted it stays. False where it is refused, by a thread with a small signal stack, say.
+// Requests AMX for the process; once granted it stays. Returns false if Linux refuses, for example because a thread has a
+// small signal stack.
 bool request_matrix_unit();
 
 }  // namespace tandem::cpu

@@ -24,7 +24,7 @@ bool sgemm(const Sgemm& product, const SignalsHeld&) {
 
 namespace {
 
-// Several times what oneDNN's code takes. Where it gets no memory for code, it writes to address 0.
+// Several times the size of oneDNN's code. If oneDNN gets no memory for code, it writes to address 0.
 constexpr size_t kCodeBytes = size_t{16} << 20;
 
 Status require_room_for_code() {
@@ -34,7 +34,8 @@ Status require_room_for_code() {
   return {};
 }
 
-// Every kind of product that attention uses: oneDNN chooses among kernels that copy and kernels that do not by the lengths.
+// Runs every kind of product that attention uses. By the lengths oneDNN chooses among kernels that copy and kernels that do
+// not.
 Status run_each_kind() {
   constexpr int64_t kMost = 512, kDims = 64;
   AlignedBytes zeros;

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
 // f32 products by oneDNN, inside the calling thread.
 //
-// dnnl_sgemm() makes no objects: its machine code is made once for the process, by prepare_sgemm(), and a product asks for a
-// buffer at most. oneDNN's primitives, the only way to its bf16 products, make objects and code for every shape, and an
-// allocation that fails meanwhile ends the process; so bf16 products are ours (cpu/kernels/product_tile_inl.h).
+// dnnl_sgemm() makes no objects. prepare_sgemm() makes its machine code once for the process, and a product allocates at
+// most one buffer. oneDNN offers bf16 products only as primitives, which make objects and code for every shape. If an
+// allocation fails in there the process ends. So this library has its own bf16 products (cpu/kernels/product_tile_inl.h).
 //
-// oneDNN may be built on OpenMP, where each thread that executes would start a team of its own: SingleThread
-// (cpu/pool_modes.h) keeps it to one.
+// oneDNN may be built on OpenMP. There each calling thread would start a team of its own; SingleThread (cpu/pool_modes.h)
+// keeps the team at one thread.
 #pragma once
 
 #include <cstdint>
@@ -29,11 +29,12 @@ struct Sgemm {
   bool accumulate = false;
 };
 
-// Makes oneDNN's code, where the process has not yet made it. OUT_OF_MEMORY: not enough is there for it. Called when an
-// engine is created: oneDNN ends the process if an allocation fails meanwhile, in spite of the room that was found.
+// Creates oneDNN's code if the process has not done so. Returns OUT_OF_MEMORY if too little memory is free for that. Called
+// when an engine is created: if an allocation fails in oneDNN after that check, the process ends.
 Status prepare_sgemm();
 
-// Needs a SingleThread, and held signals (cpu/signals_held.h). False: oneDNN had no memory, and c is undefined.
+// Must run under a SingleThread and with signals held (cpu/signals_held.h). Returns false if oneDNN had no memory; c is
+// undefined then.
 [[nodiscard]] bool sgemm(const Sgemm& product, const SignalsHeld& held);
 
 }  // namespace tandem::cpu

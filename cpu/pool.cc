@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// How a round runs, and why nobody is waited for who has no task.
+// How a round runs, and why nobody waits for a worker without a task.
 //
 //   caller                                 worker w
 //   round = {n_tasks, work, ...}           sees news
@@ -8,18 +8,20 @@
 //   open = 0                               inside[w] = 0
 //   wait until inside[w] == 0 for all w
 //
-// A worker writes `inside` before it reads `open`, the caller writes `open` before it reads `inside`, both sequentially
-// consistent: either the worker sees that the round is closed, or the caller sees that the worker is inside and
-// waits. So the round's description stands still for as long as someone inside may read it, and a worker that is asleep or
-// descheduled costs the caller nothing. Tasks are taken with an atomic counter that starts at 0 in every round.
+// A worker writes `inside` before it reads `open`. The caller writes `open` before it reads `inside`. Both are sequentially
+// consistent. So either the worker sees that the round is closed, or the caller sees that the worker is inside and waits.
+// The round's description does not change while a worker inside may read it, and a worker that sleeps or is descheduled
+// costs the caller nothing. Tasks are taken with an atomic counter that starts at 0 in every round.
 //
-// Idle workers watch `news`, first spinning, then in a futex. The caller wakes two sleepers at most; each that was asleep
-// wakes two more while there are tasks left. So the caller starts on its own tasks at once, and all are up after log2 steps.
+// Idle workers watch `news`, first spinning, then in a futex. The caller wakes at most two sleepers. Each worker that was
+// asleep wakes two more while there are tasks left. So the caller starts its own tasks at once, and all workers are awake
+// after log2 steps.
 //
-// What work throws, on a worker or on the caller, is kept until the round is closed and everybody has left, and thrown on by
-// the caller: nothing leaves a round open, or ends a thread. Nobody takes a task after the first throw.
+// An exception that work throws, on a worker or on the caller, is kept until the round is closed and all workers have left.
+// Then the caller throws it. No exception leaves a round open or ends a thread. No worker takes a task after the first
+// throw.
 //
-// Each worker has `inside` in a cache line of its own: entering and leaving a round touches no line that others write.
+// Each worker has `inside` in its own cache line, so entering and leaving a round touches no line that other threads write.
 #include "cpu/pool.h"
 
 #include <linux/futex.h>
@@ -47,13 +49,14 @@ namespace tandem::cpu {
 namespace {
 
 constexpr int32_t kMaxThreads = 4096;
-// Without a run() between wake() and rest(). Longer would starve the threads that the caller itself uses between its calls:
-// a runtime's own matrix products of a prefill take milliseconds on the same cores.
+// Longest spin between wake() and rest() without a run(). Longer would starve the threads that the caller itself uses
+// between its calls: a runtime's own matrix products of a prefill take milliseconds on the same cores.
 constexpr int64_t kMaxAwakeNs = 1'000'000;
 constexpr int kSpinsPerClock = 32;
-// CPUs of which one is left to others: of fewer it is too large a part of what the workers do.
+// Number of CPUs from which on PoolOptions::n_others of them are left to other threads. With fewer CPUs, that would take too
+// large a part from the workers.
 constexpr int32_t kEnoughToLeave = 4;
-// Where there is none, a spinning worker lets them have its own now and then.
+// If too few CPUs are left to other threads, a spinning worker yields its own every kLooksPerYield looks.
 constexpr int kLooksPerYield = 16;
 constexpr size_t kLineBytes = 128;  // pairs of lines are prefetched together
 
@@ -86,7 +89,7 @@ void pause_cpu() {
 #endif
 }
 
-// Spins until done() or until limit_ns() have passed; true when done.
+// Spins until done() or until limit_ns() have passed. Returns true if done.
 template <class Done, class Limit>
 bool spin_until(Done done, Limit limit_ns) {
   if (done()) return true;
@@ -103,7 +106,7 @@ bool spin_until(Done done, Limit limit_ns) {
 
 constexpr uint32_t kOut = 0;
 constexpr uint32_t kInside = 1;
-constexpr uint32_t kAwaited = 2;  // inside, and the caller sleeps until it leaves
+constexpr uint32_t kAwaited = 2;  // inside, and the caller sleeps until the worker leaves
 
 class WorkerPool;
 
@@ -125,7 +128,7 @@ struct Round {
   int64_t n_tasks = 0;
   WorkFn work = nullptr;
   void* context = nullptr;
-  const int32_t* task_node = nullptr;  // null where nodes do not matter
+  const int32_t* task_node = nullptr;  // null: nodes do not matter
 };
 
 class WorkerPool final : public Pool {
@@ -162,37 +165,39 @@ class WorkerPool final : public Pool {
   bool has_unclaimed() const;
   bool should_pin() const { return pin_threads_ && n_workers() <= topology_->n_cpus(); }
 
-  // Written by the caller in every round and read by everyone: one line.
+  // Written by the caller in every round and read by all workers: one line.
   alignas(kLineBytes) std::atomic<uint32_t> news_{0};
   std::atomic<uint32_t> open_{0};
   std::atomic<uint32_t> stop_{0};
   Round round_;
   std::atomic<bool> has_thrown_{false};  // in this round
-  std::exception_ptr thrown_;            // what came first: of who has set that, then of the caller
-  // Changed when a worker goes to sleep or wakes up.
+  // the first exception; written only by the thread that set has_thrown_, then by the caller
+  std::exception_ptr thrown_;
+  // Changed when a worker falls asleep or wakes up.
   alignas(kLineBytes) std::atomic<int32_t> n_asleep_{0};
   std::atomic<int32_t> n_wakes_{0};  // wake() calls without their rest()
   // Constant after start().
   alignas(kLineBytes) bool may_spin_ = false;
   bool pin_threads_ = false;
-  bool prefers_nodes_ = false;  // there are several, and every worker stays on its own
+  bool prefers_nodes_ = false;  // true: there are several nodes, and every worker is bound to its own
   int32_t quota_ = 0;
-  int32_t n_others_ = 0, n_left_ = 0;  // threads that are busy as well; CPUs for them
-  bool is_crowded_ = false;            // without
+  int32_t n_others_ = 0, n_left_ = 0;  // other busy threads; CPUs left for them
+  bool is_crowded_ = false;            // true: too few CPUs for all of these threads
   int64_t spin_ns_ = 0;
   pid_t pid_ = 0;
   int32_t n_started_ = 1;  // worker 0 is the caller
   std::atomic<uint32_t> n_ready_{1};
   std::unique_ptr<Topology> topology_;
   std::vector<Worker> workers_;
-  std::vector<Seat> clear_seats_;  // where no worker is bound
-  std::vector<Cursor> cursors_;    // of each node, and of kAllNodes
+  std::vector<Seat> clear_seats_;  // seats to which no worker is bound
+  std::vector<Cursor> cursors_;    // one for each node, and one for kAllNodes
   PoolSeams seams_;
   std::atomic<int64_t> n_unplaced_{0};
   alignas(kLineBytes) std::mutex callers_;
 };
 
-// With fewer CPUs than workers, or less quota, a spinning worker takes the time of one that has a task: then all sleep.
+// If there are fewer CPUs than workers, or less quota, a spinning worker takes the time of one that has a task. Then idle
+// workers sleep at once.
 WorkerPool::WorkerPool(const PoolOptions& options, const PoolSeams& seams, std::unique_ptr<Topology> topology)
     : pin_threads_(options.pin_threads),
       quota_(cpu_quota(seams.cgroup)),
@@ -217,11 +222,11 @@ WorkerPool::WorkerPool(const PoolOptions& options, const PoolSeams& seams, std::
   cursors_ = std::vector<Cursor>(std::min(n_workers, topology_->n_nodes()) + 1);
 }
 
-// Returns when every thread has bound itself and made its first allocations, so that report() is complete.
+// Returns once every thread has bound itself and made its first allocations, so that report() is complete.
 Status WorkerPool::start() {
   int error = 0;
   {
-    const SignalsBlocked blocked;  // which the threads inherit
+    const SignalsBlocked blocked;  // the new threads inherit this
     while (error == 0 && n_started_ < n_workers()) {
       Worker* worker = &workers_[n_started_];
       error = start_thread(&worker->thread, thread_body, worker);
@@ -239,7 +244,8 @@ Status WorkerPool::start() {
   return {};
 }
 
-// On cores of no worker, or, where each has one, beside a worker on its core. Worker 0 is bound nowhere.
+// Finds the CPUs on cores without a worker. If every core has one, takes the CPUs beside the workers on their cores. Worker
+// 0 is not bound.
 void WorkerPool::find_clear_seats() {
   for (const bool beside : {false, true}) {
     for (const Seat& seat : topology_->seats()) {
@@ -256,7 +262,7 @@ int WorkerPool::bind(const Seat& seat) const {
   return seams_.bind_this_thread != nullptr ? seams_.bind_this_thread(seat) : topology_->bind_this_thread(seat);
 }
 
-// The threads of a pool do not exist in a child after fork().
+// After fork() the threads of a pool do not exist in the child.
 WorkerPool::~WorkerPool() {
   if (getpid() != pid_) return;
   stop_.store(1);
@@ -307,7 +313,7 @@ uint32_t WorkerPool::await_news(uint32_t seen, bool* slept) {
     return awake ? std::max(kMaxAwakeNs, spin_ns_) : spin_ns_;
   };
   if (!spin_until(is_new, limit_ns)) {
-    n_asleep_.fetch_add(1);  // before the last look at news_: whoever makes news looks at n_asleep_ afterwards
+    n_asleep_.fetch_add(1);  // before the last look at news_: a thread that changes news_ looks at n_asleep_ afterwards
     while (news_.load() == seen) futex_wait(&news_, seen);
     n_asleep_.fetch_sub(1);
     *slept = true;
@@ -357,13 +363,13 @@ void WorkerPool::share(int64_t n_tasks, WorkFn work, void* context, const int32_
   close_round();
 }
 
-// The caller is bound to nothing: it has no node on a CPU of nobody's.
+// The caller is not bound. On a CPU without a node of the pool its node is kAllNodes.
 int32_t WorkerPool::node_of_caller() const {
   const int32_t node = topology_->node_of_cpu(seams_.current_cpu != nullptr ? seams_.current_cpu() : sched_getcpu());
   return node < n_nodes() ? node : kAllNodes;
 }
 
-// Those of the own node, then those of all nodes, then what is left on others.
+// Takes tasks of the worker's own node first, then those of all nodes, then those left on other nodes.
 class WorkerPool::Taker final : public TaskSource {
  public:
   Taker(WorkerPool& pool, int32_t own_node) : pool_(pool), own_node_(own_node) {}
@@ -393,11 +399,11 @@ void WorkerPool::take_tasks(const Worker& worker, int32_t own_node) noexcept {
   try {
     round_.work(round_.context, tasks, worker.idx);
   } catch (...) {
-    if (!has_thrown_.exchange(true)) thrown_ = std::current_exception();  // read when this worker has left
+    if (!has_thrown_.exchange(true)) thrown_ = std::current_exception();  // the caller reads this once this worker has left
   }
 }
 
-// Until nobody is inside.
+// Closes the round, waits until all workers have left, and throws the kept exception.
 void WorkerPool::close_round() {
   open_.store(0);
   for (size_t i = 1; i < workers_.size(); ++i) await_leave(&workers_[i]);
@@ -406,8 +412,8 @@ void WorkerPool::close_round() {
   std::rethrow_exception(std::exchange(thrown_, nullptr));
 }
 
-// The next task of the node, or n_tasks. The node's cursor stands behind the last task taken; it only grows while a round
-// lasts, so a compare-and-swap cannot be fooled by an old value.
+// Claims the next task of the node and returns its index, or n_tasks. The node's cursor stands behind the last task taken.
+// It only grows during a round, so a compare-and-swap cannot succeed with an outdated value.
 int64_t WorkerPool::claim_on(int32_t node) {
   std::atomic<int64_t>& next = cursors_[node == kAllNodes ? n_nodes() : node].next;
   const int64_t n_tasks = round_.n_tasks;
@@ -449,7 +455,7 @@ void WorkerPool::place(void* data, int64_t bytes, int32_t node) {
   if (n_nodes() > 1 && data != nullptr && topology_->bind_memory(data, bytes, node) != 0) n_unplaced_.fetch_add(1);
 }
 
-// Not where the others would have to share what is clear.
+// Does nothing if the other threads would have to share the clear CPUs.
 void WorkerPool::keep_clear() {
   if (clear_seats_.size() > static_cast<size_t>(n_others_))
     topology_->bind_this_thread(clear_seats_.data(), clear_seats_.size());

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT
-// What a thread must have while it runs tasks, and gives back afterwards. A worker has it for life, a caller during run().
+// Thread settings that hold while a thread runs tasks and are restored afterwards. A worker has them for life, a caller
+// during run().
 //
-// OpenMP: oneDNN is built on it, and would start a team of its own in every worker.
-// Floating point: the default modes, so that a task gives the same bits on whichever worker it lands.
+// OpenMP: oneDNN is built on it and would start a team of its own in every worker.
+// Floating point: the default modes, so that a task gives the same bits on every worker.
 #pragma once
 
 #include <omp.h>
@@ -11,7 +12,8 @@
 
 namespace tandem::cpu {
 
-// While it lives, OpenMP regions of this thread run on this thread alone; the caller's setting comes back after.
+// While an object lives, OpenMP regions of this thread run on this thread alone. Its destructor restores the caller's
+// setting.
 class SingleThread {
  public:
   SingleThread() : before_(omp_get_max_threads()) {

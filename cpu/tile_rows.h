@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The stored rows of a tile of keys: where they lie, and as f32. Used by the blocks of matrix products.
+// Finds the stored rows of a tile of keys and widens them to f32. Used by the blocks of matrix products.
 #pragma once
 
 #include <cstddef>
@@ -19,23 +19,23 @@ struct TileSource {
   int32_t dtype = 0;
   int32_t head_dim = 0;
   int64_t stride = 0;       // bytes between stored rows
-  int64_t scale_bytes = 0;  // between the scales of stored rows; 0: they have none elsewhere
+  int64_t scale_bytes = 0;  // between the scales of stored rows; 0: no scales outside the rows
   int64_t row_bytes() const { return tandem::row_bytes(dtype, head_dim); }
   bool side_by_side() const { return stride == row_bytes(); }
 };
 TileSource key_source(const Layer& layer);
 TileSource value_source(const Layer& layer);
 
-// Of a column that the segment has.
+// Returns the stored row of a column that the segment has.
 const std::byte* stored_row(const TileSource& source, const KeySegment& segment, int32_t column);
 
-// n elements from a column's row on, of several rows only where they lie side by side and have no scales.
+// Converts n elements, starting at a column's row. May span several rows only if they lie side by side and have no scales.
 void widen_row(const KernelTable& kernels, const TileSource& source, const KeySegment& segment, int32_t column, int64_t n,
                float* to);
-// All rows of the tile, head_dim floats each.
+// Converts all rows of the tile, head_dim floats each.
 void widen_tile(const KernelTable& kernels, const TileSource& source, const KeyTile& tile, float* to);
 
-// Library RoPE: rotates the keys of the tile, [n_keys, k_head_dim] f32. angles: room for k_head_dim floats.
+// Library RoPE: rotates the keys of the tile, [n_keys, k_head_dim] f32, in place. `angles` has room for k_head_dim floats.
 void rotate_tile(const SoftmaxTileKernels& kernels, const Layer& layer, const KeyTile& tile, float* rows, float* angles);
 
 }  // namespace tandem::cpu

@@ -20,7 +20,7 @@
 namespace tandem::cpu {
 namespace {
 
-// Numbers things in the order in which they are first seen, for each parent from 0.
+// Numbers things in the order in which they are first seen, from 0 for each parent.
 class Ranks {
  public:
   int32_t of(int64_t parent, const void* thing) {
@@ -36,7 +36,7 @@ class Ranks {
 
 struct RankedSeat {
   Seat seat;
-  int32_t cache = 0;  // of the shared caches of its node
+  int32_t cache = 0;  // rank among the shared caches of its node
   int32_t core_of_cache = 0;
 
   auto order() const { return std::make_tuple(seat.smt, core_of_cache, cache, seat.node, seat.cpu); }
@@ -48,11 +48,11 @@ hwloc_obj_t first_node(hwloc_topology_t topology, hwloc_obj_t pu) {
   return node != nullptr ? node : hwloc_get_obj_by_type(topology, HWLOC_OBJ_NUMANODE, 0);
 }
 
-// hwloc asks for the affinity mask with ever larger sets until it gets one, and so for ever where a sandbox refuses the
-// call.
+// hwloc asks for the affinity mask with ever larger sets until the call succeeds. If a sandbox refuses the call, that never
+// ends. So this checks the call first.
 Status check_affinity_call() {
-  constexpr size_t kMostCpus = size_t{1} << 20;  // far more than the kernel can be built for
-  int error = EINVAL;                            // the set is too small
+  constexpr size_t kMostCpus = size_t{1} << 20;  // far more than Linux can be built for
+  int error = EINVAL;                            // EINVAL: the set is too small
   for (size_t n_cpus = 1024; n_cpus <= kMostCpus && error == EINVAL; n_cpus *= 4) {
     std::vector<unsigned long> mask(n_cpus / (8 * sizeof(unsigned long)));
     error = sched_getaffinity(0, n_cpus / 8, reinterpret_cast<cpu_set_t*>(mask.data())) == 0 ? 0 : errno;
@@ -62,9 +62,9 @@ Status check_affinity_call() {
                      std::strerror(error));
 }
 
-// hwloc is asked for what seats are made of and for little else: that saves a third of its allocations, many of which end
-// the process where they fail (docs/memory-failures.md). Its x86 part, which binds the calling thread to one CPU after
-// another, is left out where the system's files tell the same.
+// Limits hwloc's discovery to the objects that seats need. That saves a third of its allocations, many of which end the
+// process if they fail (docs/memory-failures.md). hwloc's x86 part binds the calling thread to one CPU after another. It is
+// left out if the system's files tell the same.
 void ask_for_little(hwloc_topology_t topology) {
   hwloc_topology_set_cache_types_filter(topology, HWLOC_TYPE_FILTER_KEEP_NONE);
   hwloc_topology_set_type_filter(topology, HWLOC_OBJ_L3CACHE, HWLOC_TYPE_FILTER_KEEP_ALL);
@@ -113,9 +113,9 @@ Status Topology::load(const TopologyOptions& options, std::unique_ptr<Topology>*
 
 namespace {
 
-// Where OpenMP binds threads (OMP_PROC_BIND, OMP_PLACES, GOMP_CPU_AFFINITY) it has bound the initial thread to its place,
-// one core perhaps, before anybody asked for an engine: such a mask says nothing about what the process may use, all places
-// do.
+// If OpenMP binds threads (OMP_PROC_BIND, OMP_PLACES, GOMP_CPU_AFFINITY), it has bound the initial thread to its place,
+// perhaps one core, before any engine is created. Such a mask does not tell which CPUs the process may use. All places
+// together do.
 void widen_place_of_openmp(hwloc_bitmap_t mask) {
   const int n_places = omp_get_num_places();
   hwloc_bitmap_t all = hwloc_bitmap_alloc(), place = hwloc_bitmap_alloc();
@@ -135,8 +135,8 @@ void widen_place_of_openmp(hwloc_bitmap_t mask) {
 
 }  // namespace
 
-// hwloc has already left out what cgroup cpusets forbid. The mask is that of the calling thread, not of the main thread:
-// it is what a thread started here would inherit, and how a program gives each of several engines its own part.
+// hwloc has already left out the CPUs that cgroup cpusets forbid. The mask is that of the calling thread, not of the main
+// thread. A thread started here would inherit it, and a program uses it to give each of several engines its own part.
 Status Topology::find_allowed(const std::string& allowed) {
   hwloc_const_cpuset_t all = hwloc_topology_get_allowed_cpuset(topology_);
   allowed_ = hwloc_bitmap_alloc();
@@ -204,8 +204,8 @@ std::string Topology::summary() const {
          plural(count(HWLOC_OBJ_PU), "PU");
 }
 
-// By glibc, not by hwloc_set_cpubind(): hwloc 2.8 does not check whether it got memory for the set of CPUs, so that a
-// thread that starts while memory is short would end the process.
+// Uses glibc, not hwloc_set_cpubind(): hwloc 2.8 does not check whether it got memory for the set of CPUs. A thread that
+// starts while memory is short would end the process.
 int Topology::bind_this_thread(const Seat* seats, size_t n_seats) const {
   if (!this_system_) return ENOTSUP;
   int32_t last_cpu = 0;
@@ -220,8 +220,8 @@ int Topology::bind_this_thread(const Seat* seats, size_t n_seats) const {
   return error;
 }
 
-// Without HWLOC_MEMBIND_STRICT the node is preferred, not forced: a full node spills to others instead of failing. Pages
-// shared with a neighbour are left alone. Pages that have been written already are moved.
+// Without HWLOC_MEMBIND_STRICT the node is preferred, not forced: a full node spills to other nodes instead of failing.
+// Pages shared with a neighbour are left alone. Pages that have been written already are moved.
 int Topology::bind_memory(void* data, int64_t bytes, int32_t node) const {
   const int64_t page_bytes = sysconf(_SC_PAGESIZE);
   const int64_t address = static_cast<int64_t>(reinterpret_cast<uintptr_t>(data));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Where the workers sit: hwloc's view of the machine, cut to what this process may use.
+// The seats of the workers: hwloc's view of the machine, limited to the CPUs that this process may use.
 #pragma once
 
 #include <cstddef>
@@ -16,12 +16,12 @@ struct hwloc_bitmap_s;
 namespace tandem::cpu {
 
 struct TopologyOptions {
-  std::string synthetic;  // hwloc's description of a machine ("numa:2 core:4 pu:2"); empty: this one, or what hwloc's
-                          // environment variables (HWLOC_SYNTHETIC, HWLOC_XMLFILE) name
+  std::string synthetic;  // hwloc's description of a machine ("numa:2 core:4 pu:2"); empty: this machine, or the one that
+                          // hwloc's environment variables (HWLOC_SYNTHETIC, HWLOC_XMLFILE) name
   std::string allowed;    // CPUs to use ("0-3,8"); empty: the affinity mask of the calling thread
 };
 
-// One CPU (hardware thread). Cores and nodes count those with an allowed CPU, in hwloc's order.
+// One CPU (hardware thread). Only cores and nodes with an allowed CPU are counted, in hwloc's order.
 struct Seat {
   int32_t cpu = 0;  // the operating system's index
   int32_t core = 0;
@@ -36,27 +36,27 @@ class Topology {
   Topology(const Topology&) = delete;
   Topology& operator=(const Topology&) = delete;
 
-  // Allowed CPUs in the order in which workers take them: one per core before any sibling, and among those one per node
-  // and shared cache in turn, because what few workers lack is memory bandwidth. The first n seats are on
-  // the nodes 0 to min(n, n_nodes()) - 1.
+  // Allowed CPUs in the order in which workers take them: one per core before any sibling. Among these the nodes and shared
+  // caches take turns, because memory bandwidth limits few workers. The first n seats are on the nodes 0 to min(n,
+  // n_nodes()) - 1.
   const std::vector<Seat>& seats() const { return seats_; }
   int32_t n_cpus() const { return static_cast<int32_t>(seats_.size()); }
   int32_t n_cores() const { return n_cores_; }
   int32_t n_nodes() const { return static_cast<int32_t>(node_os_idx_.size()); }
   int32_t node_of_cpu(int32_t cpu) const;  // -1: not an allowed CPU
   int32_t node_os_idx(int32_t node) const { return node_os_idx_[node]; }
-  // CPUs that can really run threads of this process: fewer than n_cpus() for a synthetic machine.
+  // Number of CPUs that can really run threads of this process. It is below n_cpus() on a synthetic machine.
   int32_t n_real_cpus() const { return n_real_cpus_; }
   bool this_system() const { return this_system_; }
   std::string allowed_list() const;  // "0-3,8"
-  std::string summary() const;       // "1 package, 2 NUMA nodes, 8 cores, 16 PUs", allowed or not
+  std::string summary() const;       // "1 package, 2 NUMA nodes, 8 cores, 16 PUs", including those not allowed
 
-  // Binds the calling thread to the seat or to several; 0 or an errno. Nothing is bound on a machine that is not this one
-  // (ENOTSUP).
+  // Binds the calling thread to the seat or to several. Returns 0 or an errno: ENOTSUP if the topology is not this
+  // machine's, and then binds nothing.
   int bind_this_thread(const Seat& seat) const { return bind_this_thread(&seat, 1); }
   int bind_this_thread(const Seat* seats, size_t n_seats) const;
-  // Asks for the whole pages inside [data, data + bytes) to be on the node, or on all of them in turn (kAllNodes); 0 or an
-  // errno.
+  // Requests that the whole pages inside [data, data + bytes) lie on the node, or on all nodes in turn (kAllNodes). Returns
+  // 0 or an errno.
   int bind_memory(void* data, int64_t bytes, int32_t node) const;
 
  private:

@@ -1,20 +1,21 @@
 // SPDX-License-Identifier: MIT
-// Logits of bf16 keys by Intel AMX: the matrix unit multiplies 16 keys x 32 dims with 32 dims x 16 columns while the vector
-// units, which bound decode where a core has more than some 12 GB/s, have only the sums to sort.
+// Logits of bf16 keys by Intel AMX. The matrix unit multiplies 16 keys x 32 dims with 32 dims x 16 columns. The vector units
+// bound decode where a core has more than some 12 GB/s. Here they only have to sort the sums.
 //
-// Columns are query rows, each three times: f32 = bf16 + bf16 + bf16 exactly (its 24 bits in 3 x 8), and products of two
-// bf16 are exact in f32. So what is rounded is what the vector kernels round, in another order.
+// Columns are query rows, each three times: f32 = bf16 + bf16 + bf16 exactly (its 24 bits in 3 x 8). Products of two bf16
+// are exact in f32. So the roundings are those of the vector kernels, in another order.
 //
 //   tile C [16 keys][16]      columns 4 part + row, of up to 4 query rows
-//   tile A [16 keys][32 dims] rows of K as they lie
+//   tile A [16 keys][32 dims] rows of K as stored
 //   tile B [16 pairs of dims][16 columns][2]
 //
-// The sums of 16 keys are sorted while the next 16 are multiplied: stores of a tile are not forwarded to loads.
+// The sums of 16 keys are sorted while the next 16 are multiplied, because stores of a tile are not forwarded to loads.
 //
-// 16 keys whose rows are at one distance are read where they lie, others (run ends, picked keys, the last few) are copied
-// together first. An element of C depends on its key and its column alone: the bits are the same either way.
+// If the rows of 16 keys are equally far apart, the unit reads them in place. Other keys (run ends, picked keys, the last
+// few) are copied together first. An element of C depends only on its key and its column, so the bits are the same either
+// way.
 //
-// The unit takes bf16 numbers below the normal ones, 2^-126, as 0: K's, and parts of q. Where K is infinite, a part of q
+// The unit treats subnormal bf16 numbers (below 2^-126) as 0, in K and in the parts of q. Where K is infinite, a part of q
 // that is 0 gives NaN.
 #pragma once
 
@@ -27,8 +28,8 @@ namespace {
 
 inline constexpr int64_t kTileDims = 32;
 
-// The upper 16 bits of what is left of 16 numbers, which is a bf16 with 8 of their 24 bits. The first part tells what is not
-// finite.
+// Returns the upper 16 bits of 16 numbers, a bf16 with 8 of their 24 bits, and leaves the remainder in *rest. Only the first
+// part carries Inf and NaN.
 HWY_INLINE __m512i next_part(__m512* rest) {
   __m512i part = _mm512_and_si512(_mm512_castps_si512(*rest), _mm512_set1_epi32(static_cast<int>(0xffff0000u)));
   const __mmask16 is_nan = _mm512_cmp_ps_mask(*rest, *rest, _CMP_UNORD_Q);
@@ -38,7 +39,7 @@ HWY_INLINE __m512i next_part(__m512* rest) {
   return part;
 }
 
-// B tiles, for every 4 rows [dim / 32][16][16] pairs.
+// Packs q into B tiles: for every 4 rows [dim / 32][16][16] pairs.
 inline void pack_bf16(const float* q, int64_t n_rows, int64_t dim, float scale, uint32_t* tiles) {
   const __m512 factor = _mm512_set1_ps(scale);
   for (int64_t first = 0; first < n_rows; first += kTileRowsAmx) {
@@ -68,7 +69,7 @@ struct Bf16Sums {
   static HWY_INLINE __m512 finish(__m512 row, int64_t) { return row; }
 };
 
-// A row of each stream of the next K, of that many bytes.
+// Prefetches a row of kRowBytes of each stream of the next K.
 template <int64_t kRowBytes>
 HWY_INLINE void prefetch_rows(Prefetcher& ahead) {
   if (ahead.group == nullptr) return;
@@ -80,7 +81,7 @@ HWY_INLINE void prefetch_rows(Prefetcher& ahead) {
   next_row(ahead);
 }
 
-// C 0 += A B over all dims; even and odd steps have an A tile each.
+// C 0 = A B over all dims; even and odd steps have an A tile each.
 template <int kSteps>
 HWY_INLINE void multiply_tiles(const uint8_t* k, int64_t stride, Prefetcher& ahead) {
   constexpr int64_t kRowBytes = kSteps * kTileDims * 2;
@@ -100,16 +101,16 @@ HWY_INLINE void multiply_tiles(const uint8_t* k, int64_t stride, Prefetcher& ahe
     TANDEM_TILE_LOAD(3, k + 192, stride);
     TANDEM_TILE_DOT(0, 3, 7);
   }
-  for (int i = kSteps < 4 ? kSteps : 3; i < 4; ++i) prefetch_rows<kRowBytes>(ahead);  // 4 rows of each for 16 keys
+  for (int i = kSteps < 4 ? kSteps : 3; i < 4; ++i) prefetch_rows<kRowBytes>(ahead);  // 4 rows of each stream for 16 keys
 }
 
-// 16 keys after another whose rows are `stride` bytes apart.
+// Consecutive keys, a multiple of 16, whose rows are `stride` bytes apart.
 struct KeyMatrix {
   const uint8_t* k;
   int64_t n, stride;
 };
 
-// logits of the matrix's keys for up to 4 rows.
+// Computes the logits of the matrix's keys for up to 4 rows.
 template <int kSteps>
 inline void dot_matrix(const uint32_t* tiles, int64_t n_rows, const KeyMatrix& matrix, Prefetcher& ahead, float* logits) {
   const auto [k, n, stride] = matrix;
@@ -123,7 +124,7 @@ inline void dot_matrix(const uint32_t* tiles, int64_t n_rows, const KeyMatrix& m
   sort_sums(Bf16Sums{sums[(n / kTileKeysAmx + 1) % 2]}, n_rows, logits + n - kTileKeysAmx);
 }
 
-// Keys from the first on that are one matrix, in whole sixteens.
+// Returns how many keys, from the first on and in whole sixteens, form one matrix.
 HWY_INLINE int64_t matrix_keys(const Row* k, int64_t n, int64_t stride) {
   int64_t m = 0;
   while (m + kTileKeysAmx <= n && k[m] == k[0] + m * stride && is_matrix(k + m, stride)) m += kTileKeysAmx;
@@ -138,14 +139,14 @@ void dot_rows_by_tiles(const uint32_t* tiles, int64_t n_rows, const KeyMatrix& m
                        logits + r * kBlockKeys);
 }
 
-// A row of whole lines.
+// Copies a row of whole cache lines.
 HWY_INLINE void copy_row(const uint8_t* from, int64_t n_bytes, uint8_t* to) {
   for (int64_t at = 0; at < n_bytes; at += 64) _mm512_store_si512(to + at, _mm512_loadu_si512(from + at));
 }
 
-// logits[r][j] = q[r] . k[j], q packed by pack_bf16(). Up to 15 entries past the last key are overwritten.
+// Computes logits[r][j] = q[r] . k[j] with q packed by pack_bf16(). Overwrites up to 15 entries past the last key.
 inline void dots_of_bf16(const uint32_t* tiles, int64_t n_rows, int64_t dim, const KeyList& keys, float* logits) {
-  constexpr int64_t kInL1 = 64;  // keys, read again for every 4 rows
+  constexpr int64_t kInL1 = 64;  // keys that are read again for every 4 rows
   alignas(64) uint8_t copied[kTileKeysAmx * kMaxTileDim * 2];
   Prefetcher ahead = keys.k_ahead;
   const int64_t row_bytes = 2 * dim;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// MatrixKernels (matrix_kernels.h, where the method is) for Intel AMX.
+// MatrixKernels for Intel AMX. matrix_kernels.h explains the method.
 //
-// exp((x - m) scale) = 2^n 2^f with n + f = (x - m) scale / ln 2: the largest has exponent 0 whatever its size. 2^f for
-// |f| <= 1/2 by a polynomial of degree 5 (relative error 2^-23.1); below 2^-126 the result is 0.
+// exp((x - m) scale) = 2^n 2^f with n + f = (x - m) scale / ln 2; the largest x has exponent 0 whatever its size. 2^f for
+// f| <= 1/2 is a polynomial of degree 5 (relative error 2^-23.1). Results below 2^-126 are 0.
 #pragma once
 
 #include "cpu/kernels/amx_bf16_inl.h"
@@ -24,22 +24,22 @@ inline void split_planes(const float* from, int64_t n, int32_t n_planes, uint16_
   }
 }
 
-// Numbers a in the lower halves of the words, b in the upper ones, rounded to nearest. Highway's target is without
-// AVX512_BF16, which every processor with AMX has.
+// Returns the numbers a in the lower halves of the words and b in the upper ones, rounded to nearest. Highway's target lacks
+// AVX512_BF16, but every processor with AMX has it.
 HWY_INLINE __m512i nearest_bf16(__m512 a, __m512 b) {
   __m512i halves;
   asm("vcvtne2ps2bf16 %2, %1, %0" : "=v"(halves) : "v"(b), "v"(a));
   return halves;
 }
 
-// 16 numbers less 16 bf16.
+// Returns 16 f32 minus 16 bf16.
 HWY_INLINE __m512i less_bf16(__m512 x, __m256i bf16) {
   const __m512i wide = _mm512_slli_epi32(_mm512_cvtepu16_epi32(bf16), 16);
   return _mm512_castps_si512(_mm512_sub_ps(x, _mm512_castsi512_ps(wide)));
 }
 
-// 32 f16 are sums of two bf16 exactly: 11 bits, of which the first, rounded, leaves 2 and a sign. What is not finite may
-// make the second NaN.
+// Splits 32 f16 into exact sums of two bf16. An f16 has 11 bits; after the first, rounded part 2 bits and a sign remain. For
+// Inf and NaN the second part may be NaN.
 HWY_INLINE void split_f16(__m512i x, __m512i* first, __m512i* second) {
   const __m512i odd_words = _mm512_set_epi16(63, 61, 59, 57, 55, 53, 51, 49, 47, 45, 43, 41, 39, 37, 35, 33, 31, 29, 27, 25,
                                              23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1);
@@ -58,7 +58,7 @@ inline void split_halves(const uint8_t* from, int64_t n, uint16_t* to, int64_t p
   }
 }
 
-// The first n of 32 bf16.
+// Returns the mask of the first n of 32 bf16.
 HWY_INLINE __mmask32 first_halves(int64_t n) { return n >= 32 ? 0xffffffffu : (1u << n) - 1; }
 
 inline void pack_queries(const uint16_t* rows, int64_t stride, int64_t dims, uint16_t* tiles) {
@@ -72,7 +72,7 @@ inline void pack_queries(const uint16_t* rows, int64_t stride, int64_t dims, uin
   }
 }
 
-// 8 dims of keys r, r + 8, r + 16 and r + 24, a lane each.
+// Loads 8 dims of keys r, r + 8, r + 16 and r + 24, a lane each.
 HWY_INLINE __m512i load_lanes(const uint8_t* const* rows, int64_t at) {
   const auto lane = [&](int i) HWY_ATTR { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(rows[8 * i] + at)); };
   __m512i x = _mm512_castsi128_si512(lane(0));
@@ -81,8 +81,8 @@ HWY_INLINE __m512i load_lanes(const uint8_t* const* rows, int64_t at) {
   return _mm512_mask_broadcast_i32x4(x, 0xf000, lane(3));
 }
 
-// Eight dims at a time: the loads bring eight keys into each lane, within which 8 x 8 are transposed. What is stored is
-// bf16 as it is, or f16 in its two planes.
+// Transposes eight dims at a time. The loads bring eight keys into each lane, and 8 x 8 are transposed within the lane. bf16
+// is stored as it is, f16 in its two planes.
 template <bool kIsF16>
 void transpose_rows(const uint8_t* const* rows, int32_t n_keys, int32_t dims, uint16_t* tiles, int64_t plane) {
   const auto put = [plane](uint16_t* to, __m512i x) HWY_ATTR {
@@ -128,7 +128,7 @@ void transpose_halves(const uint8_t* const* rows, int32_t n_keys, int32_t dims, 
   transpose_rows<true>(rows, n_keys, dims, tiles, plane);
 }
 
-// C 0 to 3: blocks 0 and 1 of the first column group, then of the second. A in 4 and 5, B in 6 and 7.
+// Tiles 0 to 3 hold C: blocks 0 and 1 of the first column group, then of the second. Tiles 4 and 5 hold A, 6 and 7 B.
 template <int kBlocks, int kGroups>
 HWY_INLINE void multiply_block(const MatrixProduct& m, int64_t block) {
   float *c0 = m.c + block * kTileFloats, *c2 = c0 + m.c_group;
@@ -137,14 +137,14 @@ HWY_INLINE void multiply_block(const MatrixProduct& m, int64_t block) {
     if (kBlocks > 1) TANDEM_TILE_LOAD(1, c0 + kTileFloats, int64_t{64});
     if (kGroups > 1) TANDEM_TILE_LOAD(2, c2, int64_t{64});
     if (kBlocks > 1 && kGroups > 1) TANDEM_TILE_LOAD(3, c2 + kTileFloats, int64_t{64});
-  } else {  // unlike in short chains of products, a fifth faster here than loads of zeros
+  } else {  // a fifth faster here than loads of zeros, unlike in short chains of products
     asm volatile("tilezero %%tmm0\n\ttilezero %%tmm1\n\ttilezero %%tmm2\n\ttilezero %%tmm3" ::);
   }
   for (int32_t step = 0; step < m.n_steps; ++step) {
     const uint8_t *a0 = m.a[block] + step * m.a_step, *a1 = kBlocks > 1 ? m.a[block + 1] + step * m.a_step : nullptr;
     const uint8_t *b0 = m.b + step * kMatrixTileBytes, *b1 = b0 + m.b_group;
     int64_t loaded = -1;
-    for (int32_t pair = m.n_pairs; pair-- > 0;) {  // a plane of A stays for all those of B; small products first
+    for (int32_t pair = m.n_pairs; pair-- > 0;) {  // a plane of A stays for all its planes of B; small products first
       const int64_t a = m.pairs[pair].a, b = m.pairs[pair].b;
       if (a != loaded) {
         TANDEM_TILE_LOAD(4, a0 + a, m.a_stride);
@@ -176,8 +176,8 @@ HWY_INLINE void multiply_blocks(const MatrixProduct& m) {
 
 void multiply_matrix(const MatrixProduct& m) { m.n_groups > 1 ? multiply_blocks<2>(m) : multiply_blocks<1>(m); }
 
-// exp(d scale) for d <= 0, or NaN: scale in units of ln 2, least: where the result falls below 2^-126. Adding 1.5 * 2^23
-// rounds and leaves n in the low bits.
+// exp(d factor) for d <= 0 or NaN. scale: `factor` in units of ln 2. least: the d below which the result falls below 2^-126.
+// Adding 1.5 * 2^23 rounds and leaves n in the low bits.
 struct Exponential {
   __m512 scale, least;
   explicit HWY_INLINE Exponential(float factor)
@@ -196,7 +196,7 @@ struct Exponential {
   }
 };
 
-// Largest of the visible products and max, NaN where one of them is not finite.
+// Returns the largest of `max` and the visible products; NaN if one of them is not finite.
 template <bool kMasked>
 HWY_INLINE __m512 column_maximum(const MatrixSoftmax& t, __m512 max) {
   __m512 most[4] = {max, max, max, max}, poison[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
@@ -215,12 +215,12 @@ HWY_INLINE __m512 column_maximum(const MatrixSoftmax& t, __m512 max) {
     }
   }
   const __m512 all = _mm512_max_ps(_mm512_max_ps(most[0], most[1]), _mm512_max_ps(most[2], most[3]));
-  // The maximum of two is the second where one is NaN: the NaN of max stays.
+  // _mm512_max_ps returns its second operand if one is NaN, so a NaN in `max` stays.
   return _mm512_add_ps(_mm512_max_ps(all, max), _mm512_add_ps(poison[0], poison[1]));
 }
 
-// Weights of two keys, as pairs; what the planes leave of them is left in p0 and p1. They are finite or NaN, which stays NaN
-// in the sum of the planes.
+// Stores the weights of two keys as pairs, and leaves in p0 and p1 what the planes do not hold. Weights are finite or NaN;
+// NaN stays NaN in the sum of the planes.
 template <int kPlanes>
 HWY_INLINE void store_weights(__m512& p0, __m512& p1, uint16_t* to, int64_t plane) {
   const __m512i sides = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5,
@@ -246,7 +246,7 @@ struct Ahead {
   int64_t byte = 0;
   HWY_INLINE void lines(int64_t n) {
     for (; n > 0 && idx < t.n_ahead; --n) {
-      __builtin_prefetch(t.ahead[idx] + byte, 0, 2);  // the second level: the first is full of what is multiplied
+      __builtin_prefetch(t.ahead[idx] + byte, 0, 2);  // to the second level: the first is full of the operands
       byte += kLine;
       if (byte >= t.ahead_bytes) byte = 0, ++idx;
     }
@@ -258,7 +258,8 @@ HWY_INLINE __m512 column_exponentials(const MatrixSoftmax& t, __m512 base) {
   const Exponential exponential(t.scale);
   __m512 sum[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
   Ahead ahead{t};
-  const int64_t n_lines = (t.n_ahead * ((t.ahead_bytes + 63) / 64) * 2 + t.n_keys - 1) / t.n_keys;  // for two keys
+  // lines due for every two keys
+  const int64_t n_lines = (t.n_ahead * ((t.ahead_bytes + 63) / 64) * 2 + t.n_keys - 1) / t.n_keys;
   for (int32_t j = 0; j < t.n_keys; j += 2) {
     ahead.lines(n_lines);
     __m512 p[2];
@@ -270,7 +271,8 @@ HWY_INLINE __m512 column_exponentials(const MatrixSoftmax& t, __m512 base) {
       sum[i] = _mm512_add_ps(sum[i], p[i]);
     }
     store_weights<kPlanes>(p[0], p[1], t.p + 16 * j, t.plane);
-    for (int i = 0; kPlanes == 2 && i < 2; ++i) sum[i] = _mm512_sub_ps(sum[i], p[i]);  // the sum of what is multiplied
+    // the sum of the rounded weights, which are multiplied
+    for (int i = 0; kPlanes == 2 && i < 2; ++i) sum[i] = _mm512_sub_ps(sum[i], p[i]);
   }
   return _mm512_add_ps(sum[0], sum[1]);
 }
@@ -279,7 +281,7 @@ template <bool kMasked, int kPlanes>
 void softmax_column(const MatrixSoftmax& t) {
   const __m512 before = _mm512_load_ps(t.max), max = column_maximum<kMasked>(t, before);
   const __m512 nothing = _mm512_set1_ps(-HUGE_VALF);
-  // Rows that have seen nothing: their exponents are taken relative to 0.
+  // Rows that have seen no key take exponents relative to 0.
   const __m512 base = _mm512_mask_mov_ps(max, _mm512_cmp_ps_mask(max, nothing, _CMP_EQ_OQ), _mm512_setzero_ps());
   __m512 sum = _mm512_load_ps(t.sum);
   if (_mm512_cmp_ps_mask(max, before, _CMP_NEQ_UQ) != 0) {

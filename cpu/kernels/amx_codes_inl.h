@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
 // Logits of q8_0 and q4_0 keys by Intel AMX, in integers.
 //
-// q is rounded to 2^-30 of its row's largest number and cut into four signed bytes, so that the 16 columns of B are the four
-// parts of up to 4 query rows. Sums over a group of 32 dims are exact; they are converted, multiplied by the key's scale and
-// added up in f32. The rounding of q costs a logit 2^-31 max |q| sum |k| at most, less than f32 sums lose, unless keys are 0
-// just where q is thousands of times larger than elsewhere.
+// q is rounded to 2^-30 of its row's largest number and cut into four signed bytes. So the 16 columns of B are the four
+// parts of up to 4 query rows. Sums over a group of 32 dims are exact. They are converted to f32, multiplied by the key's
+// scale and added up. Rounding q costs a logit at most 2^-31 max |q| sum |k|. That is less than f32 sums lose, unless keys
+// are 0 exactly where q is thousands of times larger than elsewhere.
 //
 //   tile A [16 keys][64]       codes of two groups
 //   tile B [16 quads of dims][16 columns 4 part + row][4]      of one group; the other half is zero
@@ -23,13 +23,14 @@ namespace {
 
 inline constexpr int64_t kCodeGroup = 32;
 
-// 16 times the codes of q4_0 in the upper halves of bytes, each plus 8 there.
+// Returns 16 times the codes of q4_0. Takes codes plus 8 in the upper halves of the bytes.
 HWY_INLINE __m512i signed_nibbles(__m512i codes) {
   const __m512i sign = _mm512_set1_epi8(static_cast<char>(0x80)), upper = _mm512_set1_epi8(static_cast<char>(0xf0));
   return _mm512_ternarylogic_epi32(codes, sign, upper, 0x28);  // (codes ^ sign) & upper
 }
 
-// 16 numbers below 2^31 as four signed bytes each, sum of byte_i 256^i; of every 128 bits the last bytes come first.
+// Cuts 16 numbers below 2^31 into four signed bytes each, x = sum of byte_i 256^i. The last bytes come first in every 128
+// bits.
 HWY_INLINE __m512i four_bytes(__m512i x) {
   const __m512i low = _mm512_set1_epi32(0x00808080);
   const __m512i by_part = _mm512_broadcast_i32x4(_mm_setr_epi8(3, 7, 11, 15, 2, 6, 10, 14, 1, 5, 9, 13, 0, 4, 8, 12));
@@ -43,7 +44,7 @@ HWY_INLINE float power_of_2(int exponent) {
   return x;
 }
 
-// Bytes of a row as they stand in A: the type's own for q8_0; for q4_0 the even elements of every group, then its odd ones.
+// Bytes of a row as they stand in A. q8_0: as stored. q4_0: the even elements of every group, then its odd ones.
 struct CodesQ8 {
   static constexpr bool kUnpacks = false, kInBlocks = false;
   static constexpr float kUnit = 1.0f;
@@ -53,7 +54,7 @@ struct CodesQ8 {
 };
 struct CodesQ4 {
   static constexpr bool kUnpacks = true, kInBlocks = false;
-  static constexpr float kUnit = 16.0f;  // of signed_nibbles()
+  static constexpr float kUnit = 16.0f;  // signed_nibbles() gives 16 times the codes
   static constexpr int64_t kBytesPer64 = 32;
   static HWY_INLINE void sort_dims(__m512& a, __m512& b) { split_even_odd(a, b); }
   static HWY_INLINE void unpack(Row k, int64_t dim, uint8_t* to) {
@@ -66,7 +67,7 @@ struct CodesQ4 {
   }
 };
 
-// The same of ggml's blocks, each a scale and then its codes, in the order of the dims.
+// The same for ggml's blocks (a scale, then its codes), in the order of the dims.
 struct CodesQ8Blocks {
   static constexpr bool kUnpacks = true, kInBlocks = true;
   static constexpr int64_t kBlockBytes = StoredQ8_0Blocks::kBlockBytes;
@@ -101,7 +102,7 @@ struct CodesQ4Blocks {
   }
 };
 
-// B: for every 4 rows [dim / 32][16][16][4]. tile_scales: what a row's sums are to be multiplied by.
+// Packs q into B: for every 4 rows [dim / 32][16][16][4]. tile_scales: the factor for the sums of each row.
 template <class Codes>
 inline void pack_codes(const float* q, int64_t n_rows, int64_t dim, float scale, uint32_t* tiles, float* tile_scales) {
   const int64_t n_groups = dim / kCodeGroup, n_fours = (n_rows + kTileRowsAmx - 1) / kTileRowsAmx;
@@ -115,7 +116,7 @@ inline void pack_codes(const float* q, int64_t n_rows, int64_t dim, float scale,
       most = _mm512_max_epi32(most, _mm512_castps_si512(_mm512_abs_ps(_mm512_mul_ps(_mm512_loadu_ps(row + i), factor))));
     const int exponent = _mm512_reduce_max_epi32(most) >> 23;
     const __m512 unit = _mm512_castsi512_ps(_mm512_set1_epi32((2 * 127 + 29 - exponent) << 23));
-    tile_scales[r] = exponent == 255 ? NAN : power_of_2(exponent - 127 - 5) / Codes::kUnit;  // of the first byte
+    tile_scales[r] = exponent == 255 ? NAN : power_of_2(exponent - 127 - 5) / Codes::kUnit;  // for the first byte
     uint32_t* to = tiles + r / kTileRowsAmx * n_groups * kTileFloats + r % kTileRowsAmx;
     for (int64_t i = 0; i < dim; i += kCodeGroup, to += kTileFloats) {
       __m512 a = _mm512_mul_ps(_mm512_loadu_ps(row + i), factor), b = _mm512_mul_ps(_mm512_loadu_ps(row + i + 16), factor);
@@ -127,8 +128,8 @@ inline void pack_codes(const float* q, int64_t n_rows, int64_t dim, float scale,
   }
 }
 
-// C of 16 keys for each group, with the scales of the keys and of the rows. With every key a row of the next K is
-// prefetched, of one stream after the other: in bursts they would wait for one another.
+// Reads C of 16 keys for each group and applies the scales of the keys and of the rows. With every key it prefetches a row
+// of the next K, the streams in turn. Prefetches in bursts would wait for one another.
 template <int64_t kGroups, int64_t kRowBytes>
 struct CodeSums {
   const uint8_t* c;
@@ -157,7 +158,7 @@ struct CodeSums {
   HWY_INLINE __m512 finish(__m512 row, int64_t r) const { return _mm512_mul_ps(row, _mm512_set1_ps(row_scales[r])); }
 };
 
-// C of two groups, 64 dims.
+// Computes C of two groups (64 dims).
 template <int kChunk>
 HWY_INLINE void multiply_codes(const uint8_t* k, int64_t stride, uint8_t* c) {
   TANDEM_TILE_ZERO(0);
@@ -178,14 +179,15 @@ HWY_INLINE void multiply_codes(const uint8_t* k, int64_t stride, uint8_t* c) {
 static_assert(kPageBytes / kMaxTileDim >= kTileKeysAmx / kStreams && kMaxAhead / kStreams >= kTileKeysAmx / kStreams,
               "16 keys end no group of rows to prefetch");
 
-// logits of n keys for up to 4 rows. Up to 15 entries past the last key are overwritten.
+// Computes the logits of n keys for up to 4 rows. Overwrites up to 15 entries past the last key.
 template <class Codes, int kChunks>
 void dot_codes(const uint32_t* tiles, int64_t n_rows, const float* row_scales, const KeyList& keys, Prefetcher& ahead,
                float* logits) {
   constexpr int64_t dim = int64_t{kChunks} * 64, n_groups = int64_t{kChunks} * 2, stride = dim;
   alignas(64) uint8_t codes[2][kTileKeysAmx * dim];
   alignas(64) uint8_t sums[2][n_groups * kTileBytes];
-  // Scales from between the codes: those of 16 keys while they and the 16 before are multiplied and those before sorted.
+  // Gathers the scales between the codes of 16 keys while these and the 16 keys before are multiplied and the keys before
+  // those are sorted.
   constexpr int64_t kPrepared = 4;
   alignas(64) float scales[Codes::kInBlocks ? kPrepared : 1][kTileKeysAmx * n_groups];
   load_b<2 * kChunks>(tiles);
@@ -196,7 +198,7 @@ void dot_codes(const uint32_t* tiles, int64_t n_rows, const float* row_scales, c
     sort_sums(of, n_rows, logits + j);
     for (int64_t i = 0; i < kTileKeysAmx / kStreams && ahead.group != nullptr; ++i) next_row(ahead);
   };
-  // Unpacked or copied 16 keys ahead: stores are not forwarded to loads of a tile.
+  // Unpacks or copies 16 keys ahead, because stores are not forwarded to loads of a tile.
   const auto prepare = [&](int64_t j) HWY_ATTR -> const uint8_t* {
     if (!Codes::kUnpacks && j + kTileKeysAmx <= keys.n && is_matrix(keys.k + j, stride)) return keys.k[j];
     uint8_t* to = codes[j / kTileKeysAmx % 2];
@@ -221,10 +223,10 @@ void dot_codes(const uint32_t* tiles, int64_t n_rows, const float* row_scales, c
   finish((keys.n - 1) / kTileKeysAmx * kTileKeysAmx);
 }
 
-// logits[r][j] = q[r] . k[j], q packed by pack_codes().
+// Computes logits[r][j] = q[r] . k[j] with q packed by pack_codes().
 template <class Codes>
 void dots_of_codes(const SpanScratch& s, int64_t n_rows, int64_t dim, const KeyList& keys, float* logits) {
-  constexpr int64_t kInL1 = 128;  // keys, read again for every 4 rows
+  constexpr int64_t kInL1 = 128;  // keys that are read again for every 4 rows
   Prefetcher ahead = keys.k_ahead, none;
   for (int64_t j = 0; j < keys.n; j += kInL1) {
     KeyList part = keys;

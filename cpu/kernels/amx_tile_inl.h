@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Intel AMX: its eight tile registers of 16 rows x 64 bytes, and what its kernels share.
+// Intel AMX: its eight tile registers of 16 rows x 64 bytes, and the code that its kernels share.
 #pragma once
 
 #include <immintrin.h>
@@ -33,13 +33,13 @@ HWY_INLINE void close_tiles() { asm volatile("tilerelease"); }
   asm volatile("tileloadd (%0,%1,1), %%tmm" #tile ::"r"(base), "r"(stride) : "memory")
 #define TANDEM_TILE_STORE(tile, base) \
   asm volatile("tilestored %%tmm" #tile ", (%0,%1,1)" ::"r"(base), "r"(int64_t{64}) : "memory")
-// Zeros by a load: tilezero waits until the multiplications before it are done.
+// Zeros a tile by a load, because tilezero waits until earlier multiplications are done.
 #define TANDEM_TILE_ZERO(tile) TANDEM_TILE_LOAD(tile, kNothing, int64_t{0})
 #define TANDEM_TILE_DOT(c, a, b) asm volatile("tdpbf16ps %%tmm" #b ", %%tmm" #a ", %%tmm" #c ::)
-// Signed bytes, into 32 bits.
+// Multiplies signed bytes and adds into 32 bits.
 #define TANDEM_TILE_DOT_CODES(c, a, b) asm volatile("tdpbssd %%tmm" #b ", %%tmm" #a ", %%tmm" #c ::)
 
-// B, in tiles 4 to 7, of up to 4 rows: it stays while the keys go by.
+// Loads B of up to 4 rows into tiles 4 to 7. It stays there while the keys go by.
 template <int kTiles>
 HWY_INLINE void load_b(const uint32_t* tiles) {
   TANDEM_TILE_LOAD(4, tiles, int64_t{64});
@@ -48,7 +48,7 @@ HWY_INLINE void load_b(const uint32_t* tiles) {
   if (kTiles > 3) TANDEM_TILE_LOAD(7, tiles + 3 * kTileFloats, int64_t{64});
 }
 
-// 16 x 16 words.
+// Transposes 16 x 16 words.
 HWY_INLINE void transpose_words(__m512i* x) {
   __m512i t[16];
 #pragma GCC unroll 8
@@ -79,7 +79,7 @@ HWY_INLINE void transpose_words(__m512i* x) {
   }
 }
 
-// [a, b] in order: a gets its even elements, b its odd ones.
+// Takes [a, b] in order; a gets its even elements, b its odd ones.
 HWY_INLINE void split_even_odd(__m512& a, __m512& b) {
   const __m512i evens = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
   const __m512 even = _mm512_permutex2var_ps(a, evens, b);
@@ -87,7 +87,7 @@ HWY_INLINE void split_even_odd(__m512& a, __m512& b) {
   a = even;
 }
 
-// Rows of 16 keys: a matrix with this distance, or not.
+// True if the rows of 16 keys are `stride` bytes apart.
 HWY_INLINE bool is_matrix(const Row* k, int64_t stride) {
   const __m512i step = _mm512_set1_epi64(stride), first = _mm512_set1_epi64(reinterpret_cast<int64_t>(k[0]));
   const __m512i iota = _mm512_setr_epi64(0, 1, 2, 3, 4, 5, 6, 7);
@@ -97,8 +97,8 @@ HWY_INLINE bool is_matrix(const Row* k, int64_t stride) {
          _mm512_cmpneq_epi64_mask(high, _mm512_loadu_si512(k + 8)) == 0;
 }
 
-// Sums of 16 keys, a vector of columns 4 part + row for each, to 4 rows of 16 logits, kBlockKeys apart. Sums::of_key(j)
-// gives the vector, join() what the four parts make, finish() what a row's sums make.
+// Turns the sums of 16 keys, a vector of columns 4 part + row for each, into 4 rows of 16 logits, kBlockKeys apart.
+// Sums::of_key(j) returns the vector of key j. join() combines the four parts, finish() the sums of a row.
 template <class Sums>
 HWY_INLINE void sort_sums(const Sums& sums, int64_t n_rows, float* logits) {
   __m512 four[4];  // keys 4 i to 4 i + 3, 4 rows of each

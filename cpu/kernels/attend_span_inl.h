@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
 // Attention of a few query rows over a span of keys, and the sums of attention weights.
 //
-// Two passes over blocks of 256 keys: logits of the block for all rows, then their weights relative to the largest logit
-// so far, then o = o * rescale + weights * V. Rows that saw nothing keep m = -inf and sum = 0. All in f32.
+// Two passes over each block of 256 keys: first the logits of the block for all rows, then their weights relative to the
+// largest logit so far and o = o * rescale + weights * V. Rows that see no key keep m = -inf and sum = 0. All in f32.
 //
-// Extremes: -inf logits weigh exactly 0, a NaN logit (or V) of a key makes the rows that see this key NaN, +inf too.
+// Extremes: a logit of -inf weighs exactly 0. A logit (or V) of NaN or +inf makes the rows that see the key NaN.
 #pragma once
 
 #include <math.h>
@@ -21,13 +21,14 @@ namespace tandem::cpu {
 namespace HWY_NAMESPACE {
 namespace {
 
-// What is added to a view's logits for one query token, times the slope of the query head.
+// The bias added to a view's logits for one query token, before its factor, the slope of the query head.
 struct BiasRow {
-  const float* values;  // null: nothing
+  const float* values;  // null: no bias
   float slope;
 };
 
-// Caps, adds the bias, and puts -inf behind the last key up to a whole vector, in place. Returns the largest logit.
+// Caps the logits, adds the bias, and puts -inf behind the last key up to a whole vector, in place. Returns the largest
+// logit.
 HWY_INLINE float finish_logits(const Layer& layer, const BiasRow& bias, float* x, int64_t n) {
   const F32 d;
   const Vec nothing = hn::Set(d, -HUGE_VALF);
@@ -49,12 +50,12 @@ HWY_INLINE float finish_logits(const Layer& layer, const BiasRow& bias, float* x
   }
   Vec largest = nothing;
   for (int64_t i = 0; i < n; i += kLanes) largest = hn::Max(largest, hn::LoadU(d, x + i));
-  // Highway's portable target takes no maximum below the lowest finite number.
+  // The maximum over lanes in Highway's portable target never falls below the lowest finite number.
   if (hn::AllTrue(d, hn::Eq(largest, nothing))) return -HUGE_VALF;
   return hn::GetLane(hn::MaxOfLanes(d, largest));
 }
 
-// x = exp(x - base), up to a whole vector; returns the sum. ahead_bytes: to prefetch for each vector.
+// Sets x = exp(x - base), up to a whole vector, and returns the sum. ahead_bytes: bytes to prefetch for each vector.
 HWY_INLINE float exp_and_sum(float* x, int64_t n, float base, Prefetcher& ahead, int64_t ahead_bytes) {
   const F32 d;
   const Vec shift = hn::Set(d, base);
@@ -73,7 +74,7 @@ inline void fill_lowest(float* x, int64_t n) {
   for (int64_t i = 0; i < n; ++i) x[i] = -HUGE_VALF;
 }
 
-// Logits of a view's row to where the caller wants them: out is the row at the block's first key.
+// Writes the logits of a view's row to the caller's row; `out` points to the block's first key in it.
 inline void write_logits(const View& view, const float* logits, float* out) {
   if (view.picked == nullptr) {
     memcpy(out, logits, static_cast<size_t>(view.keys.n) * sizeof(float));
@@ -82,7 +83,7 @@ inline void write_logits(const View& view, const float* logits, float* out) {
   for (int64_t j = 0; j < view.keys.n; ++j) out[view.picked[j]] = logits[j];
 }
 
-// Values of a row of the mask at n columns.
+// Converts the values of a mask's row at n columns to f32.
 template <class Stored>
 HWY_INLINE void gather_mask(const uint8_t* row, const int64_t* columns, int64_t n, float* to) {
   using Element = typename Stored::Element;
@@ -94,7 +95,8 @@ HWY_INLINE void gather_mask(const uint8_t* row, const int64_t* columns, int64_t 
   plain_to_f32<Stored>(reinterpret_cast<const uint8_t*>(picked), to, n);
 }
 
-// What query token t gets for the keys of a view, and zeros behind them up to a whole vector. tokens: of the view's block.
+// Writes the bias of query token t for the keys of a view, and zeros behind them up to a whole vector. tokens: of the view's
+// block.
 inline void fill_bias(const LogitBias& bias, int64_t t, const View& view, const int64_t* tokens, float* to) {
   int64_t picked[kBlockKeys];
   const int64_t n = view.keys.n;
@@ -116,9 +118,9 @@ inline void fill_bias(const LogitBias& bias, int64_t t, const View& view, const 
   for (int64_t j = n; j % int64_t{kLanes} != 0; ++j) to[j] = 0.0f;
 }
 
-inline constexpr int64_t kFollowing = 8;  // keys of a run, from which on they are read as one sequence
+inline constexpr int64_t kFollowing = 8;  // average keys of a run from which on they are read as one sequence
 
-// What the loop over blocks needs of an AttendJob or a WeightJob.
+// The parts of an AttendJob or a WeightJob that the loop over blocks needs.
 struct BlockLoop {
   KeyStream stream;
   Views views;
@@ -130,18 +132,19 @@ HWY_INLINE void open_block_loop(BlockLoop& loop, const Layer& layer) {
   open_rotator(loop.rotator, layer.rope);
 }
 
-// What the views of the stream's block need of its keys' scales and positions.
+// Loads the scales and positions of the keys of the stream's block, for its views.
 HWY_INLINE void load_block(BlockLoop& loop, const Layer& layer, ScaleBlock& scales) {
   load_scales(loop.stream, layer, scales);
   if (layer.rope != nullptr) load_positions(loop.stream, loop.rotator);
 }
 
-// A span, and whether the matrix unit multiplies its q and K.
+// A span. by_tiles: the matrix unit multiplies its q and K.
 struct SpanOf : Span {
   bool by_tiles;
 };
 
-// Logits of a view, not capped yet, to s.logits. q: all rows of the job; those of the view are packed where others were.
+// Writes the logits of a view, not yet capped, to s.logits. q: all rows of the job. Packs the rows of the view if other rows
+// were packed.
 inline void dot_view(const Layer& layer, const float* q, const View& view, bool by_tiles, Rotator& rotator, SpanScratch& s) {
   const int64_t n_rows = view.row_end - view.row_begin;
   const auto k_dim = static_cast<size_t>(layer.k_head_dim);
@@ -160,13 +163,14 @@ inline void dot_view(const Layer& layer, const float* q, const View& view, bool 
   }
 }
 
-// Where a view is: its block's first key in the job, and the token of each key of the block where the job has a bias.
+// The place of a view: index in the job of its block's first key, and the token of each key of the block if the job has a
+// bias.
 struct ViewPlace {
   int64_t key_at;
   const int64_t* tokens;
 };
 
-// One view of a block: updates m, sum and o of its rows. r counts rows of the span.
+// Attends one view of a block: updates m, sum and o of its rows. r counts rows of the span.
 inline void attend_view(const SpanOf& span, const View& view, const ViewPlace& place, Prefetcher v_ahead, Rotator& rotator,
                         SpanScratch& s) {
   const AttendJob& job = *span.job;
@@ -191,11 +195,11 @@ inline void attend_view(const SpanOf& span, const View& view, const ViewPlace& p
     const float m_before = s.m[r];
     if (largest > m_before) s.m[r] = largest;
     s.base[i] = s.m[r] == -HUGE_VALF ? 0.0f : s.m[r];
-    // The exponential of -inf passes through numbers so small that the processor takes microcode for them.
+    // exp(-inf) passes through subnormal numbers, which the processor handles in slow microcode. So that case is taken out.
     s.rescale[i] = s.m[r] == m_before ? 1.0f : m_before == -HUGE_VALF ? 0.0f : exp_of(m_before - s.base[i]);
     s.sum[r] *= s.rescale[i];
   }
-  // Weights group by group: all at once they would leave the memory idle for longer than its latency.
+  // Computes weights group by group. All at once they would leave the memory idle for longer than its latency.
   const auto ahead_bytes = static_cast<int64_t>(v_ahead.row_bytes * kLanes) / (kExpShare * n_rows);
   for (int64_t at = 0; at < view.keys.n; at += kGroupKeys) {
     KeyList keys = view.keys;
@@ -214,7 +218,7 @@ inline void attend_view(const SpanOf& span, const View& view, const ViewPlace& p
   }
 }
 
-// o / sum and lse, or the parts as they are.
+// Writes o / sum and lse, or o, m and sum as they are.
 inline void finish_span(const Span& span, SpanScratch& s) {
   const F32 d;
   const int64_t n_rows = span.row_end - span.row_begin, dim = span.job->layer->v_head_dim;
@@ -234,7 +238,7 @@ inline void finish_span(const Span& span, SpanScratch& s) {
   }
 }
 
-// What is prefetched of K while a block is attended whose first key is the at-th of the span.
+// Returns the K rows to prefetch while a block is attended. `at`: the block's first key, counted in the span.
 HWY_INLINE Prefetcher k_ahead_of(const Span& span, const KeyStream& stream, int64_t at, SpanScratch& s) {
   if (span.k_ahead == nullptr) return start_prefetch(stream.k, stream.k_lead, stream.k_bytes);
   const Layer& layer = *span.job->layer;

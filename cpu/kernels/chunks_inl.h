@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
-// The largest logit of each chunk of keys over some query rows, and descents to a representative of each chunk (ChunkJob and
-// DescentJob in lib/tables/backend.h).
+// Computes the largest logit of each chunk of keys over some query rows, and descents to a representative of each chunk
+// (ChunkJob and DescentJob in lib/tables/backend.h).
 //
 // Rows are taken kSpanRows at a time, and K is read once for each such span. Without `normalises` the maximum over the rows
-// of a span is taken block by block. With it a row's shift is known when all of its keys have been seen: until then the row
-// keeps its chunks' largest logits apart.
+// of a span is taken block by block. With `normalises` a row's shift is known only after all of its keys. Until then the row
+// keeps the largest logits of its chunks apart.
 #pragma once
 
 #include "cpu/kernels/weights_inl.h"
@@ -16,7 +16,7 @@ namespace {
 
 static_assert(kSpanRows == kJudgedRows);
 
-// to[i] = the largest of to[i] and from[i] - shift.
+// Sets to[i] to the larger of to[i] and from[i] - shift.
 inline void raise(const float* from, float shift, int64_t n, float* to) {
   const F32 d;
   const Vec less = hn::Set(d, shift);
@@ -26,7 +26,7 @@ inline void raise(const float* from, float shift, int64_t n, float* to) {
   for (; i < n; ++i) to[i] = from[i] - shift > to[i] ? from[i] - shift : to[i];
 }
 
-// x[i] = the larger of x[2 i] and x[2 i + 1], for n results, up to a whole vector.
+// Sets x[i] to the larger of x[2 i] and x[2 i + 1], for n results, up to a whole vector.
 inline void halve(float* x, int64_t n) {
   const F32 d;
   for (int64_t i = 0; i < n; i += kLanes) {
@@ -35,7 +35,7 @@ inline void halve(float* x, int64_t n) {
   }
 }
 
-// to[c] = the larger of to[c] and the largest logit of the c-th chunk of a block.
+// Sets to[c] to the larger of to[c] and the largest logit of the c-th chunk of a block.
 inline void raise_chunks(const float* logits, int64_t chunk_keys, int64_t n_chunks, float* to) {
   HWY_ALIGN float largest[kBlockKeys + 2 * kLanes];
   if (n_chunks == 0) return;
@@ -45,7 +45,7 @@ inline void raise_chunks(const float* logits, int64_t chunk_keys, int64_t n_chun
   raise(largest, 0.0f, n_chunks, to);
 }
 
-// A row's log of the sum of exponentials, block by block.
+// The log of the sum of exponentials of each row, computed block by block.
 struct RunningSum {
   float largest[kSpanRows];
   float sum[kSpanRows];
@@ -63,7 +63,7 @@ inline void count_logits(RunningSum& of, int64_t row, float* logits, int64_t n) 
   of.sum[row] += exp_and_sum(logits, n, of.largest[row], nothing, 0);
 }
 
-// Rows [row_begin, row_end), at most kSpanRows, over all keys.
+// Judges rows [row_begin, row_end), at most kSpanRows, over all keys.
 inline void judge_rows(const ChunkJob& job, int32_t row_begin, int32_t row_end, bool by_tiles, SpanScratch& s) {
   const Layer& layer = *job.layer;
   s.packed_begin = s.packed_end = -1;
@@ -118,14 +118,14 @@ void judge_chunks(const ChunkJob& job, SpanScratch& s) {
   if (by_tiles) close_tiles();
 }
 
-// A path is the descent of one head in one chunk. Each step of a path reads a key whose address the step before has found,
-// so one path alone would wait for memory all the time. Many paths take their steps in turn: a step prefetches the key of
-// the path's next step, which arrives while the other paths take theirs. Heads of the same chunk take their steps one behind
-// the other, as they begin with the same two keys, which come from memory once.
+// A path is the descent of one head in one chunk. Each step of a path reads a key whose address the previous step has found.
+// So one path alone would wait for memory all the time. Many paths take their steps in turn: each step prefetches the key of
+// the path's next step, which arrives while the other paths take theirs. Heads of the same chunk step directly one after
+// another. They begin with the same two keys, which then come from memory once.
 //
 // Keys of the first steps lie a power of two apart and share a few sets of the first-level cache, where they would evict
-// each other: they are prefetched to the second level.
-inline constexpr int64_t kPaths = 128;         // in turn
+// each other. So they are prefetched to the second level.
+inline constexpr int64_t kPaths = 128;         // paths that take turns
 inline constexpr int64_t kPathsTogether = 32;  // paths of a head that take a step together
 inline constexpr int64_t kHeadsTogether = kPaths / kPathsTogether;
 
@@ -139,7 +139,7 @@ inline void prefetch_key(Row key, int64_t bytes) {
   for (int64_t line = 0; line < bytes; line += int64_t{kLine}) prefetch_line(key + line, true);
 }
 
-// Heads whose rows are packed, and the chunks that their paths are in.
+// Heads whose rows are packed, and the chunks of their paths.
 struct DescentBlock {
   int64_t n_heads;
   int64_t first, n;  // chunks
@@ -150,8 +150,8 @@ struct Step {
   int64_t len;  // keys that a path can still choose from
 };
 
-// Paths [i, i + n) of the head with packed rows q judge the keys that they are at. Each keeps the better key, and moves half
-// a length behind that one.
+// Paths [i, i + n) of the head whose packed rows are q judge their current keys. Each path keeps the better key, and moves
+// half a length past that key.
 inline void step_paths(const Step& step, const float* q, Paths& paths, int64_t i, int64_t n, SpanScratch& s) {
   const DescentJob& job = step.job;
   const Layer& layer = *job.layer;
@@ -170,7 +170,7 @@ inline void step_paths(const Step& step, const float* q, Paths& paths, int64_t i
   for (int64_t j = 0; j < n && half > 0; ++j) prefetch_key(paths.at[i + j], bytes);
 }
 
-// The two keys that all heads begin with in chunks [first, end).
+// Prefetches the two keys that all heads begin with, in chunks [first, end).
 inline void prefetch_starts(const DescentJob& job, int64_t first, int64_t end) {
   const Layer& layer = *job.layer;
   const int64_t bytes = row_bytes(layer.k_type, layer.k_head_dim), to_half = job.chunk_keys / 2 * k_stride_of(layer);
@@ -204,7 +204,7 @@ void descend_chunks(const DescentJob& job, SpanScratch& s) {
   fill_lowest(job.largest, job.n_chunks);
   for (int64_t head = 0; head < job.n_heads; head += most_heads) {
     const int64_t n_heads = job.n_heads - head < most_heads ? job.n_heads - head : most_heads, n = kPaths / n_heads;
-    for (int64_t h = 0; h < n_heads; ++h)  // a head's rows are packed for themselves
+    for (int64_t h = 0; h < n_heads; ++h)  // the rows of each head are packed separately
       pack_rows_of(layer.k_type, job.q + (head + h) * rows_of_head * dim, rows_of_head, static_cast<size_t>(dim),
                    layer.sm_scale, s.q + h * rows_of_head * dim);
     prefetch_starts(job, 0, n);

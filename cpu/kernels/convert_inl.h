@@ -1,17 +1,16 @@
 // SPDX-License-Identifier: MIT
-// Rows of every storage type from and to f32.
+// Converts rows of every storage type from and to f32.
 //
-// Types with groups are rounded in f32, as ggml's reference does, so that the same numbers give the same codes:
+// Types with groups are rounded in f32, as in ggml's reference, so the same numbers give the same codes:
 //
 //   q8_0   d = max |x| / 127                            code = x (1 / d), to nearest, halves away from zero
 //   q4_0   d = x_m / -8, x_m the first of largest |x|   code = min(15, trunc(x (1 / d) + 8.5))
 //
-// with 0 for 1 / d where that would overflow, and d stored as f16. In q4_64 codes are chosen for the d and m that are
-// stored:
+// 1 / d counts as 0 if it would overflow, and d is stored as f16. q4_64 chooses codes for the stored (rounded) d and m:
 //
 //   q4_64  m = min x, d = (max x - min x) / 15, to f16  code = trunc((x - m) (1 / d) + 0.5), at least 0 and at most 15
 //
-// with 0 for 1 / d where d is 0. A group that is not finite, or whose d or m is none in f16, gets NaN for them.
+// 1 / d counts as 0 if d is 0. A group that is not finite, or whose d or m does not fit f16, gets NaN for them.
 #pragma once
 
 #include <math.h>
@@ -25,7 +24,7 @@ namespace tandem::cpu {
 namespace HWY_NAMESPACE {
 namespace {
 
-// Codes and the scales of each group. n: a multiple of 16.
+// Converts n codes by the scales of their groups. n: a multiple of 16.
 template <class Stored>
 HWY_INLINE void scaled_to_f32(const uint8_t* codes, const float* scales, float* to, int64_t n) {
   const F32 d;
@@ -53,7 +52,7 @@ HWY_INLINE void plain_to_f32(const uint8_t* from, float* to, int64_t n) {
   memcpy(to + i, wide, static_cast<size_t>(n - i) * sizeof(float));
 }
 
-// The scales in a row of blocks, f16.
+// Copies the f16 scales of n blocks of a row.
 HWY_INLINE void copy_block_scales(const uint8_t* row, int64_t block_bytes, int64_t n, uint16_t* to) {
   for (int64_t i = 0; i < n; ++i) memcpy(to + i, row + i * block_bytes, sizeof(uint16_t));
 }
@@ -61,7 +60,7 @@ HWY_INLINE int64_t block_bytes_of(int32_t dtype) {
   return dtype == kQ8_0Blocks ? int64_t{StoredQ8_0Blocks::kBlockBytes} : int64_t{StoredQ4_0Blocks::kBlockBytes};
 }
 
-// n f16 scales, any alignment.
+// Widens n f16 scales at any alignment.
 HWY_INLINE void widen_scales(const void* from, int64_t n, float* to) {
   plain_to_f32<StoredF16>(static_cast<const uint8_t*>(from), to, n);
 }
@@ -89,7 +88,7 @@ HWY_INLINE void plain_from_f32(const float* from, uint8_t* to, int64_t n) {
   memcpy(to + static_cast<size_t>(i) * sizeof(Element), tail, static_cast<size_t>(n - i) * sizeof(Element));
 }
 
-// The nearest f16; infinity where there is none.
+// Returns the nearest f16; infinity if x is too large.
 HWY_INLINE float rounded_to_f16(float x) {
   const hn::CappedTag<float, 1> d1;
   uint8_t f16[sizeof(uint16_t)];
@@ -99,7 +98,7 @@ HWY_INLINE float rounded_to_f16(float x) {
 
 HWY_INLINE float inverse_of(float scale) { return isfinite(1.0f / scale) ? 1.0f / scale : 0.0f; }
 
-// body(i, vector) for a whole group of n numbers.
+// Calls body(i, vector) for a whole group of n numbers.
 template <class Body>
 HWY_INLINE void for_vectors(const float* x, int64_t n, const Body& body) {
   const F32 d;
@@ -107,7 +106,7 @@ HWY_INLINE void for_vectors(const float* x, int64_t n, const Body& body) {
   for (int64_t i = 0; i < n; i += kStep) body(i, hn::LoadU(d, x + i));
 }
 
-// The first of the numbers for which is_wanted(vector) has it; one there is.
+// Returns the first number for which is_wanted(vector) is true. There must be one.
 template <class IsWanted>
 HWY_INLINE float first_of(const float* x, const IsWanted& is_wanted) {
   const F32 d;
@@ -117,7 +116,7 @@ HWY_INLINE float first_of(const float* x, const IsWanted& is_wanted) {
   }
 }
 
-// n numbers from 0 to 255, or -128 to 127, as bytes.
+// Writes n numbers from 0 to 255, or from -128 to 127, as bytes.
 template <class Byte, class CodeOf>
 HWY_INLINE void write_codes(const float* x, int64_t n, uint8_t* codes, const CodeOf& code_of) {
   for_vectors(x, n, [&](int64_t i, Vec v) HWY_ATTR {
@@ -126,7 +125,8 @@ HWY_INLINE void write_codes(const float* x, int64_t n, uint8_t* codes, const Cod
   });
 }
 
-// Codes of 4 bits, two to a byte, the first in its lower half. Eight at a time, so that a host's first byte is its lowest.
+// Packs codes of 4 bits two to a byte, the first in the lower half. Takes eight at a time, loaded so that the first code is
+// the lowest byte of the word.
 HWY_INLINE void pack_nibbles(const uint8_t* codes, int64_t n, uint8_t* to) {
   for (int64_t i = 0; i < n; i += 8) {
     uint64_t x;
@@ -138,8 +138,8 @@ HWY_INLINE void pack_nibbles(const uint8_t* codes, int64_t n, uint8_t* to) {
   }
 }
 
-// What the types with groups differ in, for a group of kGroup finite numbers: their scales, before they are rounded to f16,
-// and their codes.
+// The differences between types with groups, for a group of kGroup finite numbers: how to find the scales (before rounding
+// to f16) and the codes.
 template <class Stored>
 struct Quantiser;
 
@@ -190,7 +190,7 @@ struct Quantiser<StoredQ4_64> {
     });
     least = hn::MinOfLanes(d, least);
     most = hn::MaxOfLanes(d, most);
-    // Of zeros with either sign it is the first that counts.
+    // If there are zeros of either sign, the first one counts.
     const float min = first_of(x, [&](Vec v) HWY_ATTR { return hn::Eq(v, least); });
     const float max = first_of(x, [&](Vec v) HWY_ATTR { return hn::Eq(v, most); });
     scales[0] = rounded_to_f16((max - min) / 15.0f);
@@ -210,7 +210,7 @@ struct Quantiser<StoredQ4_64> {
   }
 };
 
-// The largest |x| of n numbers, whole vectors of them; NaN where some x is not finite.
+// Returns the largest |x| of n numbers, whole vectors of them; NaN if some x is not finite.
 HWY_INLINE float largest_magnitude(const float* x, int64_t n) {
   const F32 d;
   Vec largest = hn::Zero(d), poison = hn::Zero(d);
@@ -222,7 +222,8 @@ HWY_INLINE float largest_magnitude(const float* x, int64_t n) {
   return hn::AllTrue(d, hn::Eq(poison, hn::Zero(d))) ? most : NAN;
 }
 
-// A row's last group may be short: it is filled up with its first number, which changes neither its largest nor its least.
+// A row's last group may be short. It is padded with its first number, which changes neither its largest nor its least
+// number.
 template <class Stored>
 void quantise_row(const float* from, uint8_t* codes, uint8_t* scales, int64_t n) {
   const hn::CappedTag<float, 1> d1;
@@ -243,7 +244,7 @@ void quantise_row(const float* from, uint8_t* codes, uint8_t* scales, int64_t n)
     bool fits = isfinite(largest);
     if (fits) Quantiser<Stored>::find(x, largest, found);
     for (int64_t k = 0; k < Stored::kScales; ++k)
-      fits = fits && fabsf(found[k]) < 65520.0f;  // beyond, f16 has only infinity
+      fits = fits && fabsf(found[k]) < 65520.0f;  // beyond that, f16 has only infinity
     for (int64_t k = 0; k < Stored::kScales; ++k, scales += sizeof(uint16_t))
       StoredF16::store(d1, hn::Set(d1, fits ? found[k] : NAN), scales, 0);
     uint8_t* to = codes + i * Stored::kBits / 8;
@@ -268,7 +269,7 @@ void row_from_f32(const float* from, uint8_t* codes, uint8_t* scales, int64_t n)
     plain_from_f32<Stored>(from, codes, n);
 }
 
-// scales: f32, those of each group of the row.
+// scales: f32, one set for each group of the row.
 void row_to_f32(int32_t dtype, const uint8_t* codes, const float* scales, float* to, int64_t n) {
   with_stored_type(dtype, [&](auto stored) HWY_ATTR { row_to_f32<decltype(stored)>(codes, scales, to, n); });
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// All kernels of one instruction set. Included once per generated file, with HWY_TARGET set.
+// All kernels of one instruction set. Each generated file includes this once, with HWY_TARGET set.
 //
-// Code in here may use Highway and C headers only: an inline function of the C++ library compiled for AVX-512 could be the
-// copy that the linker keeps for everybody (test/cpu/weak_symbols.sh looks for them).
+// Code in here may use only Highway and C headers. The linker could keep an inline function of the C++ library that was
+// compiled for AVX-512 as the only copy for all code (test/cpu/weak_symbols.sh looks for such functions).
 #pragma once
 
 #include "cpu/kernels/chunks_inl.h"
@@ -14,7 +14,7 @@ namespace tandem::cpu {
 namespace HWY_NAMESPACE {
 namespace {
 
-// As attend_span reads: whole lines, in order, four pages prefetched in turn.
+// Reads as attend_span does: whole lines, in order, four pages prefetched in turn.
 uint64_t read_sum(const void* data, int64_t n_bytes) {
   const hn::ScalableTag<uint64_t> d;
   constexpr int64_t kGroupBytes = kStreams * kPageBytes;

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: MIT
-// From runs of keys to blocks of row pointers, and from a block to what each query token sees of it.
+// Turns runs of keys into blocks of row pointers, and finds the keys of a block that each query token sees.
 //
-// A block is up to kBlockKeys keys of a job, in order, wherever their runs begin and end. The list of row pointers runs on
-// in front of the block, so that the tiles can prefetch across run ends and, at the end of the span, what the thread reads
-// next (how: cpu/kernels/prefetch_inl.h).
+// A block is up to kBlockKeys keys of a job, in order, wherever their runs begin and end. The list of row pointers continues
+// past the block. So the tiles can prefetch across run ends and, at the end of the span, the thread's next rows
+// (cpu/kernels/prefetch_inl.h explains the order).
 //
-//   k:  [ block: n pointers | ahead pointers ]      the next block begins with these
+//   k:  [ block: n pointers | ahead pointers ]      the next block begins with the ahead pointers
 //
-// Masks: a block seen whole by a token goes through the tiles as it is. Of a block seen in part the visible keys are
-// listed and the list goes through the same tiles, so a masked key is never read and can contribute nothing, NaN or
-// not. Rows of one token see the same keys; tokens that see all of a block are taken together.
+// Masks: a block that a token sees whole goes through the tiles as it is. If a token sees a part of a block, the visible
+// keys are listed and the list goes through the same tiles. A masked key is never read, so it contributes nothing, not even
+// a NaN. Rows of one token see the same keys. Tokens that see all of a block are taken together.
 #pragma once
 
 #include "cpu/kernels/tile_inl.h"
@@ -22,21 +22,21 @@ namespace {
 
 struct KeyStream {
   // Set by start():
-  const KvRun* run;  // of the next key to get a pointer, and its place there
+  const KvRun* run;  // run of the next key that gets a pointer; offset: the key's index in it
   int64_t offset;
   int64_t n_left;  // keys without a pointer yet
-  NextKeys next;   // after the span, when it has been asked for: of the next key there to get a pointer
-  NextKeys after;  // and of the first
+  NextKeys next;   // after the span, once asked for: the next key there that gets a pointer
+  NextKeys after;  // the first of the keys after the span
   NextKeys (*ask_next)(void* context);
   void* next_context;
-  int64_t k_stride, v_stride;  // bytes from a row to the next of its run
-  int64_t k_bytes, v_bytes;    // of a row, to prefetch
-  Lead k_lead, v_lead;         // of what is prefetched
+  int64_t k_stride, v_stride;  // bytes between rows of a run
+  int64_t k_bytes, v_bytes;    // bytes of a row to prefetch
+  Lead k_lead, v_lead;         // how far ahead rows are prefetched
   // The block:
-  const KvRun* block_run;  // of its first key, and its place there
+  const KvRun* block_run;  // run of its first key; block_offset: the key's index in it
   int64_t block_offset;
   int64_t n;            // keys
-  int64_t n_remaining;  // keys behind it
+  int64_t n_remaining;  // keys behind the block
   int64_t n_pointers;
   Row k[kBlockKeys + kMaxAhead];
   Row v[kBlockKeys + kMaxAhead];
@@ -49,8 +49,8 @@ HWY_INLINE void write_rows(Row* to, const void* base, int64_t offset, int64_t st
 
 inline constexpr uintptr_t kListAhead = kBlockKeys * sizeof(KvRun);
 
-// The next runs of one key each, up to the n-th pointer. A list of such runs is a tenth of the bytes that are read, and
-// comes from the caches of whoever wrote it: it is prefetched a block ahead.
+// Writes pointers of the next runs of one key each, up to the n-th pointer. A list of such runs is a tenth of the bytes that
+// are read. It still lies in the caches of the core that wrote it, so it is prefetched a block ahead.
 HWY_INLINE void write_single_keys(KeyStream& s, int64_t n) {
   const int64_t first = s.n_pointers, count = s.n_left < n - first ? s.n_left : n - first;
   const KvRun* run = s.run;
@@ -65,7 +65,8 @@ HWY_INLINE void write_single_keys(KeyStream& s, int64_t n) {
   s.n_left -= i;
 }
 
-// Pointers up to the n-th; past the span those of the next runs, past those the last one again.
+// Writes pointers up to the n-th. Past the span they point to the keys of the next runs, and past those to the last key
+// again.
 inline void write_pointers(KeyStream& s, int64_t n) {
   while (s.n_pointers < n) {
     const bool inside = s.n_left > 0;
@@ -106,13 +107,13 @@ inline void write_pointers(KeyStream& s, int64_t n) {
   }
 }
 
-// Of a row. A few bytes in a line of their own, behind the others, come with the row after it.
+// Returns the bytes of a row to prefetch. A few bytes in a last line of their own come with the next row.
 HWY_INLINE int64_t prefetched_bytes(int32_t dtype, int64_t head_dim) {
   const int64_t n = row_bytes(dtype, head_dim), whole = n & ~int64_t{kLine - 1};
   return stored_dtype(dtype).in_blocks && whole > 0 ? whole : n;
 }
 
-// is_scattered: most keys do not follow the one before.
+// is_scattered: most keys do not follow the key before them.
 inline void start(KeyStream& s, const KvRun* runs, const KeyRef& first, int64_t n_keys, const Layer& layer,
                   bool is_scattered) {
   s.run = s.block_run = runs + first.run_idx;
@@ -130,7 +131,7 @@ inline void start(KeyStream& s, const KvRun* runs, const KeyRef& first, int64_t 
   s.n_pointers = 0;
 }
 
-// n keys on.
+// Moves n keys forward.
 HWY_INLINE void skip_keys(const KvRun*& run, int64_t& offset, int64_t n) {
   while (n > 0) {
     const int64_t rest = run->n_tokens - offset;
@@ -144,7 +145,7 @@ HWY_INLINE void skip_keys(const KvRun*& run, int64_t& offset, int64_t n) {
   }
 }
 
-// Moves on to the next block; false at the end.
+// Moves on to the next block. Returns false at the end.
 inline bool next_block(KeyStream& s) {
   skip_keys(s.block_run, s.block_offset, s.n);
   s.n_pointers -= s.n;
@@ -155,7 +156,7 @@ inline bool next_block(KeyStream& s) {
   s.n = s.n_remaining < kBlockKeys ? s.n_remaining : kBlockKeys;
   s.n_remaining -= s.n;
   if (s.n == 0) return false;
-  // As many rows are prefetched as are computed, in groups, and by the matrix unit in sixteens.
+  // As many rows are prefetched as are computed: in groups, and in sixteens for the matrix unit.
   const int64_t apart = s.k_lead.apart > s.v_lead.apart ? s.k_lead.apart : s.v_lead.apart;
   const int64_t ahead = s.k_lead.ahead > s.v_lead.ahead ? s.k_lead.ahead : s.v_lead.ahead;
   const int64_t group = apart < 4 ? 16 : kStreams * apart;
@@ -163,11 +164,11 @@ inline bool next_block(KeyStream& s) {
   return true;
 }
 
-// What a block's masks need, found once per block.
+// The tokens of a block's keys, as its masks need them; found once per block.
 struct BlockTokens {
   int64_t min, max;   // over keys with a token index
   bool has_numbered;  // keys with a token index
-  bool has_common;    // keys that everyone sees
+  bool has_common;    // keys that every query sees
   bool is_listed;     // idx is filled
   int64_t idx[kBlockKeys];
 };
@@ -230,7 +231,7 @@ struct View {
   const int32_t* picked;  // [keys.n] places in the block; null: the whole block
 };
 
-// Walks through the views of a block that rows [row_begin, row_end) have; start with row = row_begin.
+// Walks through the views of a block for rows [row_begin, row_end). Starts with row = row_begin.
 struct Views {
   const Visibility* vis;
   int64_t group_size;
@@ -251,7 +252,7 @@ inline void open_views(Views& views, const KeyStream& s, const Visibility* vis, 
   views.tokens.is_listed = false;
   if (vis == nullptr) return;
   find_token_range(s, views.tokens);
-  // Who sees least and who sees most decide for all.
+  // The tokens that see least and most decide for all tokens.
   const int64_t first = row_begin / views.group_size, last = (row_end - 1) / views.group_size;
   int64_t least_begin = vis->begin[first], most_begin = vis->begin[last];
   for (int64_t t = first; vis->tree_words > 0 && t <= last; ++t) {
@@ -264,7 +265,7 @@ inline void open_views(Views& views, const KeyStream& s, const Visibility* vis, 
   views.all_see_nothing = sees(most, 0, views.tokens) == Sees::kNothing;
 }
 
-// Next view into *view, false at the end.
+// Writes the next view to *view. Returns false at the end.
 inline bool next_view(Views& views, const KeyStream& s, View* view) {
   while (views.row < views.row_end) {
     view->row_begin = views.row;

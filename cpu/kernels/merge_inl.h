@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
-// Joining states over disjoint keys.
+// Merges states over disjoint keys.
 //
 //   m = max lse_i;  w_i = exp(lse_i - m);  o = sum w_i o_i / sum w_i;  lse = m + log(sum w_i)
 //
-// Only differences to the largest are exponentiated, so nothing overflows. States with lse = -inf are empty and their o
-// is not read; all empty gives (0, -inf). NaN passes on. A single state comes out bit for bit.
+// Only differences to the largest lse are exponentiated, so nothing overflows. A state with lse = -inf is empty and its o is
+// not read. If all are empty the result is (0, -inf). NaN passes on. A single state comes out bit for bit.
 #pragma once
 
 #include <math.h>
@@ -18,7 +18,7 @@ namespace tandem::cpu {
 namespace HWY_NAMESPACE {
 namespace {
 
-// out = out * keep + weight * o; with keep = false out is only written. dim: any.
+// Sets out = out * keep + weight * o. With keep = false, `out` is only written. dim: any.
 HWY_INLINE void add_weighted(float* out, const float* o, float weight, bool keep, int64_t dim) {
   const F32 d;
   constexpr int64_t kStep = HWY_MAX_BYTES / sizeof(float);
@@ -33,7 +33,7 @@ HWY_INLINE void add_weighted(float* out, const float* o, float weight, bool keep
 
 HWY_INLINE void fill_zero(float* out, int64_t dim) { memset(out, 0, static_cast<size_t>(dim) * sizeof(float)); }
 
-// o[0] may be o_out: it is read before anything is written over it.
+// o[0] may be o_out, because it is read before anything is written over it.
 inline void merge_row(const MergeJob& job, int64_t r) {
   const bool has_sink = job.sinks != nullptr;
   const float sink = has_sink ? job.sinks[r % job.sink_period] : -HUGE_VALF;
@@ -63,7 +63,7 @@ void merge(const MergeJob& job, int64_t row_begin, int64_t row_end) {
   for (int64_t r = row_begin; r < row_end; ++r) merge_row(job, r);
 }
 
-// A row of every part, which other cores have written: asked for all at once.
+// Prefetches a row of every part at once. Other cores have written the parts.
 HWY_INLINE void prefetch_parts(const PartialStates& states, int64_t r) {
   constexpr int64_t kLineFloats = 16;
   for (int32_t i = 0; i < states.n_parts; ++i) {
@@ -73,7 +73,7 @@ HWY_INLINE void prefetch_parts(const PartialStates& states, int64_t r) {
   }
 }
 
-// The same for parts that carry (m, sum, sum of weighted values): nothing is rounded to an lse in between.
+// Merges parts that carry (m, sum, sum of weighted values). Nothing is rounded to an lse in between.
 void combine(const PartialStates& states, int64_t row_begin, int64_t row_end, float* o, float* lse) {
   const int64_t o_floats = int64_t{states.n_rows} * states.head_dim;
   prefetch_parts(states, row_begin);

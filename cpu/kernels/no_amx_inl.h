@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What cpu/kernels/amx_inl.h offers, where there is no matrix unit: nothing takes tiles.
+// The functions of cpu/kernels/amx_inl.h for targets without a matrix unit. No layer takes tiles.
 #pragma once
 
 #include "cpu/kernels/tile_inl.h"

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// Products of small matrices whose b has been packed, for the tiles of attention (cpu/matmul_block.cc).
+// Products of small matrices with a packed b, for the tiles of attention (cpu/matmul_block.cc).
 //
-// Words of 32 bits are multiplied: an f32, or two bf16 whose two products are added. A block of 6 rows of c and 4 vectors of
-// columns (2 where a processor has 16 vector registers) stays in registers while k advances; a step of k loads the vectors
+// The operands are words of 32 bits: an f32, or two bf16 whose two products are added. A block of 6 rows of c and 4 vectors
+// of columns (2 if a processor has 16 vector registers) stays in registers while k advances. A step of k loads the vectors
 // of b once and one word of a for each row:
 //
 //              b [k, n]   a panel of 64 columns, 128 rows at a time: they stay in the first-level cache
@@ -10,11 +10,11 @@
 //   a [m, k]  +  ....     c [m, n]
 //   #         #  ....
 //
-// So 24 fused multiply-adds meet 10 loads, and the rate is that of the multiply-adds. Each sum adds its products in the
-// order of k: the number of rows and columns of the call does not change a bit of it.
+// So 24 fused multiply-adds need 10 loads, and the multiply-adds bound the rate. Each sum adds its products in the order of
+// k, so the number of rows and columns of the call does not change any bit.
 //
-// Nothing is allocated and nothing is prepared. bf16 products are computed here, and f32 products for which oneDNN has no
-// memory (cpu/onednn.h).
+// Nothing is allocated and nothing is prepared. bf16 products are computed here, and so are f32 products if oneDNN has no
+// memory for them (cpu/onednn.h).
 #if defined(TANDEM_PRODUCT_TILE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef TANDEM_PRODUCT_TILE_INL_H_
 #undef TANDEM_PRODUCT_TILE_INL_H_
@@ -42,7 +42,7 @@ constexpr int64_t kBlockVectors = 2;
 constexpr int64_t kBlockVectors = 4;
 #endif
 
-// The instruction is written out: the compiler's function for it can only be used where it may use the instruction
+// The instruction is written in assembly. The compiler's function for it works only in code that may use the instruction
 // everywhere, and processors with AVX-512 may lack it. Callers ask has_bf16_products().
 #undef TANDEM_BF16_PRODUCTS
 #if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
@@ -62,8 +62,8 @@ HWY_INLINE Vw multiply_add(Vw a, Vw b, Vw c) {
   return hn::MulAdd(a, b, c);
 }
 
-// c (+)= a b for kRows rows and kVectors vectors of columns. Vectors of SVE have no size that a compiler knows: there are no
-// arrays of them, so each has a name. Those that are not used cost nothing.
+// c (+)= a b for kRows rows and kVectors vectors of columns. The compiler does not know the size of SVE vectors and allows
+// no arrays of them, so each vector has a name. Unused ones cost nothing.
 #define TANDEM_EACH_ROW(DO) DO(0) DO(1) DO(2) DO(3) DO(4) DO(5)
 #define TANDEM_FIRST(r, j) \
   (kRows > r && kVectors > j && p.accumulate ? hn::LoadU(d, c + r * p.stride_c + j * n) : hn::Zero(d))
@@ -104,7 +104,7 @@ HWY_INLINE void multiply_block(const Product& p, const float* a, const float* b,
 #undef TANDEM_STEP
 #undef TANDEM_END
 
-// The columns of one block, for all rows; p.b and p.c point to these columns.
+// Computes the columns of one block for all rows. p.b and p.c point to these columns.
 template <int kRows, int kVectors, bool kBf16>
 HWY_NOINLINE void multiply_rows(const Product& p, int64_t row) {
   const float *a = static_cast<const float*>(p.a) + row * p.stride_a, *b = static_cast<const float*>(p.b);
@@ -139,7 +139,7 @@ void multiply(const Product& p) {
   for (; column + lanes <= p.n; column += lanes) multiply_columns<1, kBf16>(p, column);
 }
 
-// Rows of words to panels of columns, 16 rows at a time, so that whole lines of a panel are written.
+// Packs rows of words into panels of columns, 16 rows at a time, so that whole lines of a panel are written.
 void pack_columns(const PackColumns& job) {
   const auto* from = static_cast<const uint32_t*>(job.rows);
   auto* to = static_cast<uint32_t*>(job.panels);
@@ -177,7 +177,7 @@ void pack_columns(const PackColumns& job) {
 #endif
 }
 
-// Rows 2 i and 2 i + 1 of bf16 become row i of words.
+// Makes rows 2 i and 2 i + 1 of bf16 into row i of words.
 void pack_pairs(const PackPairs& job) {
   const hn::RebindToUnsigned<Dw> d;
   const hn::Rebind<uint16_t, decltype(d)> d16;

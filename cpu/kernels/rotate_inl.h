@@ -1,27 +1,30 @@
 // SPDX-License-Identifier: MIT
-// Library RoPE: logits of keys that are rotated in registers, on their way to the products.
+// Library RoPE: logits of keys that are rotated in registers just before they are multiplied.
 //
-// Part of a key's rotation R(p), p its position, may be left to the query: for any base b
+// A part of a key's rotation R(p), with p its position, may be moved to the query. For any base b
 //
 //   q . R(p) k = (R(-b) q) . R(p - b) k
 //
-// Keys mostly stand at consecutive positions. Of each stretch of them q is rotated, back by the position of the first, and
-// the keys by the few positions that they are ahead of it. The angles of those are rows of the table's lowest digit as they
-// stand there (lib/model/rope.h): none are computed key by key, nothing accumulates, and the rows stay in the caches.
+// Most keys stand at consecutive positions. For each stretch of such keys q is rotated back by the position of the first
+// key, and the keys by the few positions that they are ahead of it. The angles of these few positions are rows of the
+// table's lowest digit (lib/model/rope.h). So no angles are computed key by key, nothing accumulates, and the rows stay in
+// the caches.
 //
 //   positions      1000 1001 ... 1127 | 1128 1129 ... 1255 | 1256 ...
 //   q, packed      R(-1000) q         | R(-1128) q         | R(-1256) q
 //   row of angles     0    1 ...  127 |    0    1 ...  127 |    0
 //
-// Four keys at a time. Four with gaps between them that no stretch holds have the angles of p - b computed, each the product
-// of its base-256 digits' angles, of which the product of all but the lowest is kept for the next; b stays what it was.
+// Keys are taken four at a time. For four keys with gaps too large for a stretch, the angles of p - b are computed. Each is
+// the product of the angles of its base-256 digits. The product of all digits but the lowest is kept for the next key. b
+// stays as it was.
 //
-// The first tile of query rows takes the keys as they are widened and rotated, vector by vector of pairs; where there are
-// more rows the rotated keys are also left in f32 rows, which the other tiles read from the first-level cache. For 4 rows of
-// 128 dims a pair of vectors takes 12 multiplications instead of 8. The rest counts as much: angles are read once, their
-// rows listed a stretch at a time, and bf16 takes one instruction a vector to widen, in order too where processors can.
+// The first tile of query rows multiplies the keys as they are widened and rotated, vector by vector of pairs. If there are
+// more rows, the rotated keys are also stored in f32 rows, which the other tiles read from the first-level cache. For 4 rows
+// of 128 dims a pair of vectors takes 12 multiplications instead of 8. Other costs are kept low, too: angles are read once,
+// their rows are listed a stretch at a time, and bf16 takes one instruction a vector to widen, also in order if the
+// processor can.
 //
-// q also takes the attention factor, and is put into the order of a rotated row (Pairs).
+// q is also multiplied by the attention factor and reordered like a rotated row (Pairs).
 #pragma once
 
 #include "cpu/kernels/scales_inl.h"
@@ -31,19 +34,19 @@ namespace tandem::cpu {
 namespace HWY_NAMESPACE {
 namespace {
 
-inline constexpr int64_t kStretch = 128;  // keys: the more, the fewer rotations of q, and the more rows of angles
+inline constexpr int64_t kStretch = 128;  // in keys; a longer stretch takes fewer rotations of q and more rows of angles
 static_assert(kStretch <= 256, "rows of one digit");
 
 struct alignas(64) Rotator {
   const RopeTable* table;
-  int64_t base;              // positions that the packed q is rotated back by; -1: none is packed
-  int64_t stretch_end;       // keys of the view before this one belong to the stretch of base, or stand before it
-  int64_t high_position;     // position >> 8 that `high` is for, -1 for none
+  int64_t base;              // positions that the packed q is rotated back by; -1: no q is packed
+  int64_t stretch_end;       // keys of the view before this index belong to the stretch of base, or come before the stretch
+  int64_t high_position;     // position >> 8 of `high`; -1: none
   float high[kMaxPlainDim];  // cos row, then sin row
   float angles[4][kMaxPlainDim];
   float rotated[4 * kMaxPlainDim];  // keys
   const int64_t* seen;              // positions of the view's keys:
-  int64_t block[kBlockKeys];        //   all of the block,
+  int64_t block[kBlockKeys];        // all keys of the block,
   int64_t picked[kBlockKeys];       //   or some of them
   const float* rows[kBlockKeys];    // angles of the view's keys relative to base, up to stretch_end
 };
@@ -62,7 +65,7 @@ HWY_INLINE void open_rotator(Rotator& rotator, const RopeTable* table) {
   rotator.high_position = -1;
 }
 
-// Positions of the stream's block.
+// Loads the positions of the stream's block.
 inline void load_positions(const KeyStream& s, Rotator& rotator) {
   const KvRun* run = s.block_run;
   int64_t offset = s.block_offset;
@@ -75,14 +78,14 @@ inline void load_positions(const KeyStream& s, Rotator& rotator) {
   }
 }
 
-// Those of a view.
+// Chooses the positions of a view.
 inline void attach_positions(const View& view, Rotator& rotator) {
   rotator.seen = view.picked == nullptr ? rotator.block : rotator.picked;
   if (view.picked == nullptr || rotator.table == nullptr) return;
   for (int64_t j = 0; j < view.keys.n; ++j) rotator.picked[j] = rotator.block[view.picked[j]];
 }
 
-// out = a * b as complex numbers, rows of cos and sin.
+// Sets out = a * b as complex numbers, rows of cos and sin.
 HWY_INLINE void multiply_angles(const float* a, const float* b, int64_t n, float* out) {
   const F32 d;
   int64_t i = 0;
@@ -99,7 +102,7 @@ HWY_INLINE void multiply_angles(const float* a, const float* b, int64_t n, float
   }
 }
 
-// Angles of a position, or of one to go back by.
+// Computes the angles of a position. A negative position rotates back.
 inline void compute_angles(Rotator& rotator, int64_t position, float* out) {
   const RopeTable& table = *rotator.table;
   const int64_t n = table.n_pairs, size = position < 0 ? -position : position;
@@ -115,11 +118,11 @@ inline void compute_angles(Rotator& rotator, int64_t position, float* out) {
   for (int64_t i = n; position < 0 && i < 2 * n; ++i) out[i] = -out[i];
 }
 
-// Keys that are rotated together.
+// The number of keys that are rotated together.
 inline constexpr int kFour = 4;
 struct RotatedKeys {
   KeyRows keys;
-  const float* const* angles;  // of each, cos row, then sin row
+  const float* const* angles;  // of each key: cos row, then sin row
   const Row* ahead;            // the row to prefetch of the first of kFour streams, or null
   int64_t apart;
   RotatedKeys after(int64_t n) const {
@@ -127,8 +130,8 @@ struct RotatedKeys {
   }
 };
 
-// What is rotated of a row. Where the pairs are whole vectors a rotated row has, in turn, a vector of their first ones and
-// one of their second ones; otherwise all first ones and all second ones. The dims that are not rotated follow.
+// The rotated pairs of a row. If the pairs fill whole vectors, a rotated row has a vector of first elements and one of
+// second elements in turn. Otherwise it has all first elements, then all second ones. The dims that are not rotated follow.
 struct Pairs {
   int64_t n;
   int64_t dim;
@@ -139,7 +142,7 @@ HWY_INLINE Pairs pairs_of(const RopeTable& table, int64_t dim) {
   return {table.n_pairs, dim, table.n_pairs % int64_t{kLanes} == 0};
 }
 
-// Elements [at, at + kLanes) of a row.
+// Returns elements [at, at + kLanes) of a row.
 template <class Stored>
 HWY_INLINE Vec load_scaled(Row codes, const float* scales, int64_t at) {
   const F32 d;
@@ -150,12 +153,12 @@ HWY_INLINE Vec load_scaled(Row codes, const float* scales, int64_t at) {
     return Stored::group(d, scales + at / Stored::kGroup).of(d, values);
 }
 
-// Vectors of the first and of the second ones of some pairs.
+// Vectors of the first and the second elements of some pairs.
 struct PairVecs {
   SizedVec a, b;
 };
 
-// Pairs [i, i + kLanes) of n.
+// Returns pairs [i, i + kLanes) of n.
 template <class Stored, bool kInterleaved>
 HWY_INLINE PairVecs load_pairs(Row codes, const float* scales, int64_t i, int64_t n) {
   const F32 d;
@@ -175,7 +178,7 @@ HWY_INLINE PairVecs load_pairs(Row codes, const float* scales, int64_t i, int64_
   return {hn::ConcatEven(d, y, x), hn::ConcatOdd(d, y, x)};
 }
 
-// The compiler would read each angle a second time to save a register. Where there are 32 that is dearer (8 %).
+// Keeps the compiler from reading each angle a second time to save a register. With 32 registers that would cost 8 %.
 HWY_INLINE PairVecs rotate_pairs(const PairVecs& x, const float* angles, int64_t i, int64_t n) {
   const F32 d;
   const Vec c = hn::LoadU(d, angles + i), s = hn::LoadU(d, angles + n + i);
@@ -183,13 +186,13 @@ HWY_INLINE PairVecs rotate_pairs(const PairVecs& x, const float* angles, int64_t
   return {hn::NegMulAdd(x.b, s, hn::Mul(x.a, c)), hn::MulAdd(x.b, c, hn::Mul(x.a, s))};
 }
 
-// Of a row of f32.
+// Rotates pairs of a row of f32.
 template <bool kInterleaved>
 HWY_INLINE PairVecs rotate_pairs_of(const float* x, const float* angles, int64_t i, int64_t n) {
   return rotate_pairs(load_pairs<StoredF32, kInterleaved>(reinterpret_cast<Row>(x), nullptr, i, n), angles, i, n);
 }
 
-// A row of f32 whose pairs are no whole vectors.
+// Rotates a row of f32 whose pairs do not fill whole vectors.
 template <bool kInterleaved>
 inline void rotate_row(const float* x, const float* angles, const Pairs& pairs, float* HWY_RESTRICT to) {
   const F32 d;
@@ -208,7 +211,8 @@ inline void rotate_row(const float* x, const float* angles, const Pairs& pairs, 
   memcpy(to + 2 * n, x + 2 * n, static_cast<size_t>(pairs.dim - 2 * n) * sizeof(float));
 }
 
-// As dot_tile(), of keys that are rotated on the way; they go to rows of `to`, too, dim apart, where it is given.
+// As dot_tile(), for keys that are rotated on the way. If `to` is given, the rotated keys are also stored there in rows
+// `dim` apart.
 template <class Stored, bool kInterleaved, int kRows>
 HWY_NOINLINE void rotate_tile(const float* HWY_RESTRICT q, const Pairs& pairs, const RotatedKeys& keys,
                               float* HWY_RESTRICT to, float* HWY_RESTRICT logits) {
@@ -269,7 +273,7 @@ HWY_NOINLINE void rotate_tile(const float* HWY_RESTRICT q, const Pairs& pairs, c
   store_sums<kRows, kKeys>(sum, logits);
 }
 
-// Four keys for the first kRows rows.
+// Computes four keys for the first kRows rows.
 template <class Stored, bool kInterleaved, int kRows>
 HWY_INLINE void rotate_four(const float* q, const Pairs& pairs, const RotatedKeys& keys, float* to, float* logits) {
   constexpr int kKeys = kTileKeys<kRows>;
@@ -279,7 +283,7 @@ HWY_INLINE void rotate_four(const float* q, const Pairs& pairs, const RotatedKey
                                              logits + kKeys);
 }
 
-// A tile of whole pairs, as pack_rows() packs rows. angles: times what q is multiplied by.
+// Packs a tile of whole pairs, as pack_rows() packs rows. angles: those by which q is rotated.
 template <bool kInterleaved>
 HWY_INLINE void pack_whole(const float* q, int64_t n_rows, const Pairs& pairs, const float* angles, float scale,
                            float* HWY_RESTRICT packed) {
@@ -322,8 +326,8 @@ void pack_rotated(Rotator& rotator, const RotatedQuery& query, int64_t base) {
   rotator.base = base;
 }
 
-// Lists the angles of the view's keys [j, j + 4) of n relative to q, which is packed anew where they begin a stretch; of a
-// stretch's keys all at once.
+// Lists the angles, relative to q, of the view's keys [j, j + 4) of n. Where these keys begin a stretch, packs q anew and
+// lists the angles of all keys of the stretch.
 template <bool kInterleaved>
 HWY_INLINE void find_angles(Rotator& rotator, const RotatedQuery& query, int64_t j, int64_t n) {
   const int64_t end = j + kFour < n ? j + kFour : n;
@@ -361,7 +365,7 @@ void rotate_rows(const RotatedKeys& keys, const Pairs& pairs, float* to) {
   }
 }
 
-// All rows of four keys. Those of the first tile take them as they are rotated, the others from `rotated`.
+// Computes all rows for four keys. The first tile takes the keys as they are rotated, the others read them from `rotated`.
 template <class Stored, bool kInterleaved>
 HWY_INLINE void rotated_dot_rows(const RotatedQuery& query, const Pairs& pairs, const RotatedKeys& keys, float* rotated,
                                  float* logits) {
@@ -382,14 +386,14 @@ HWY_INLINE void rotated_dot_rows(const RotatedQuery& query, const Pairs& pairs, 
   dot_rows<StoredF32, false>(q + r * pairs.dim, query.n_rows - r, dim, {rows, nullptr, 0}, {}, logits + r * kBlockKeys);
 }
 
-// dots() of a view whose keys are rotated.
+// dots() for a view whose keys are rotated.
 template <class Stored, bool kInterleaved>
 void rotated_dots(Rotator& rotator, const RotatedQuery& query, const KeyList& keys, float* logits) {
   static_assert(kStreams == kFour, "four keys fetch a row of every stream");
   const Pairs pairs = pairs_of(*rotator.table, query.dim);
   const KeyRows k{keys.k, keys.k_scales, keys.n_k_scales};
   Prefetcher ahead = keys.k_ahead;
-  rotator.base = -1;  // what is packed is of another view
+  rotator.base = -1;  // the packed q belongs to another view
   rotator.stretch_end = 0;
   for (int64_t j = 0; j < keys.n; j += kFour) {
     const bool is_whole = j + kFour <= keys.n, fetches = ahead.group != nullptr && is_whole;
@@ -405,7 +409,7 @@ void rotated_dots(Rotator& rotator, const RotatedQuery& query, const KeyList& ke
   }
 }
 
-// logits[r][j] = q[r] . k[j], both rotated, for all rows and the keys of the view last attached.
+// Computes logits[r][j] = q[r] . k[j], both rotated, for all rows and the keys of the view that was attached last.
 inline void rotated_dots_of(int32_t dtype, Rotator& rotator, const RotatedQuery& query, const KeyList& keys, float* logits) {
   with_key_type(dtype, [&](auto stored) HWY_ATTR {
     if (rotator.table->interleaved)

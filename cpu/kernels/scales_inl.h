@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Scales of a block's keys, for storage types that have them: widened to f32 once, for all rows of the span.
+// Scales of a block's keys, for storage types that have scales: widened to f32 once, for all rows of the span.
 #pragma once
 
 #include "cpu/kernels/convert_inl.h"
@@ -10,7 +10,7 @@ namespace tandem::cpu {
 namespace HWY_NAMESPACE {
 namespace {
 
-// Of a row, those that lie elsewhere.
+// Number of scales of a row that are stored apart from the row.
 struct ScaleCounts {
   int64_t k, v;
 };
@@ -21,8 +21,8 @@ HWY_INLINE ScaleCounts scale_counts(const Layer& layer) {
   return {scales_apart(layer.k_type, layer.k_head_dim), scales_apart(layer.v_type, layer.v_head_dim)};
 }
 
-// Those between the codes of up to kBlockKeys rows of V, a row of kBlockKeys for each scale of a key. A few keys at a time,
-// just before V is read: rows further on have not been prefetched yet.
+// Gathers the scales between the codes of up to kBlockKeys rows of V, a row of kBlockKeys for each scale of a key. Called
+// for a few keys just before V is read, because rows further on have not been prefetched yet.
 inline void gather_v_scales(const Layer& layer, const Row* v, int64_t n, float* to) {
   const int64_t n_groups = n_scales(layer.v_type, layer.v_head_dim), block_bytes = block_bytes_of(layer.v_type);
   uint16_t f16[kBlockKeys + HWY_MAX_BYTES / sizeof(float)];
@@ -32,7 +32,8 @@ inline void gather_v_scales(const Layer& layer, const Row* v, int64_t n, float* 
   }
 }
 
-// Rows of `stride` scales to a row of kBlockKeys for each of the first n_scales. Reads and writes whole vectors of keys.
+// Transposes rows of `stride` scales to a row of kBlockKeys for each of the first n_scales. Reads and writes whole vectors
+// of keys.
 inline void transpose_scales(const float* from, int64_t stride, int64_t n, int64_t n_scales, float* to) {
   const F32 d;
   for (int64_t j = 0; j < n; j += kLanes) {
@@ -54,7 +55,7 @@ inline void transpose_scales(const float* from, int64_t stride, int64_t n, int64
   }
 }
 
-// Of the stream's block, [n][n_scales] in f32.
+// Widens the scales of the stream's block to [n][n_scales] f32.
 inline void widen_block(const KeyStream& s, bool of_v, int64_t n_scales, float* to) {
   const KvRun* run = s.block_run;
   int64_t offset = s.block_offset;
@@ -85,8 +86,8 @@ inline void prefetch_scales(NextKeys from, int64_t n, const ScaleCounts& counts)
   }
 }
 
-// A block begins with its scales, all of them: unless they have been asked for while the block before was computed, it waits
-// for them (a tenth of decode on 16 cores). The last block asks for those that the thread reads next.
+// A block begins with all of its scales. If they were not prefetched while the block before was computed, the block would
+// wait for them (a tenth of decode on 16 cores). The last block prefetches the scales that the thread reads next.
 inline void prefetch_next_scales(const KeyStream& s, const ScaleCounts& counts) {
   if (s.n_remaining == 0) return prefetch_scales(s.after, kBlockKeys, counts);
   NextKeys next{s.block_run, s.block_offset, INT64_MAX};
@@ -94,7 +95,7 @@ inline void prefetch_next_scales(const KeyStream& s, const ScaleCounts& counts) 
   prefetch_scales(next, s.n_remaining < kBlockKeys ? s.n_remaining : kBlockKeys, counts);
 }
 
-// Those of the stream's block. Where V aliases K its scales are the first of K's.
+// Loads the scales of the stream's block. If V aliases K, its scales are the first ones of K.
 inline void load_scales(const KeyStream& s, const Layer& layer, ScaleBlock& scales) {
   const ScaleCounts counts = scale_counts(layer);
   if (counts.k + counts.v > 0) prefetch_next_scales(s, {counts.k, layer.v_aliases_k ? 0 : counts.v});
@@ -106,7 +107,7 @@ inline void load_scales(const KeyStream& s, const Layer& layer, ScaleBlock& scal
   transpose_scales(rows, counts.v, s.n, counts.v, scales.v);
 }
 
-// Gives a view the scales of its keys; those of picked ones go to `picked`.
+// Gives a view the scales of its keys. The scales of picked keys are copied to `picked`.
 inline void attach_scales(const ScaleBlock& scales, const Layer& layer, View& view, ScaleBlock& picked) {
   const ScaleCounts counts = scale_counts(layer);
   view.keys.n_k_scales = counts.k;

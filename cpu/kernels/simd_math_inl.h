@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 // exp and tanh over f32 lanes.
 //
-// exp: x = n ln 2 + r with |r| <= ln 2 / 2, e^r by a polynomial of degree 6 (relative error 2^-26.5 before rounding), 2^n in
-// two factors so that results pass through the subnormals down to 0 and up to inf. Everything below -110 is exactly 0,
-// NaN stays NaN.
+// exp: x = n ln 2 + r with |r| <= ln 2 / 2. e^r is a polynomial of degree 6 (relative error 2^-26.5 before rounding). 2^n
+// has two factors, so results pass through the subnormals down to 0 and up to inf. Results below x = -110 are exactly 0. NaN
+// stays NaN.
 #pragma once
 
 #include <stddef.h>
@@ -19,14 +19,14 @@ namespace {
 namespace hn = hwy::HWY_NAMESPACE;
 using F32 = hn::ScalableTag<float>;
 using Vec = hn::Vec<F32>;
-// What arrays are made of. A vector of SVE has no size but what its target and -msve-vector-bits say.
+// The element type of arrays. A vector of SVE has no size unless its target and -msve-vector-bits give one.
 #if HWY_TARGET == HWY_SVE_256
 typedef Vec SizedVec __attribute__((arm_sve_vector_bits(8 * HWY_MAX_BYTES)));
 #else
 using SizedVec = Vec;
 #endif
 
-// e^(x - n ln 2)
+// Returns e^(x - n ln 2).
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE V exp_of_rest(D d, V x, V n_float) {
   V r = hn::NegMulAdd(n_float, hn::Set(d, 0.693359375f), x);  // 10 bits: the product is exact
@@ -51,7 +51,7 @@ HWY_INLINE V exp_of(D d, V x) {
   return hn::IfThenElse(hn::IsNaN(x), x, hn::Mul(hn::Mul(p, low), high));
 }
 
-// The same for x <= 0, or NaN, as softmax needs it: results below the normal numbers are 0.
+// exp_of() for x <= 0 or NaN, as softmax needs it: results below the normal numbers are 0.
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE V exp_at_most_1(D d, V x) {
   const hn::RebindToSigned<D> di;
@@ -67,7 +67,7 @@ HWY_INLINE float exp_of(float x) {
   return hn::GetLane(exp_of(d, hn::Set(d, x)));
 }
 
-// Small arguments by an odd polynomial (relative error 2^-30), the others by (1 - e^-2y) / (1 + e^-2y).
+// tanh: small arguments by an odd polynomial (relative error 2^-30), others by (1 - e^-2y) / (1 + e^-2y).
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE V tanh_of(D d, V x) {
   const V y = hn::Abs(x), one = hn::Set(d, 1.0f);

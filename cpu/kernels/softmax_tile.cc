@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
-// exp(x) for x <= 0, the heart of the softmax, in about 14 instructions per vector:
+// exp(x) for x <= 0, the core of the softmax, in about 14 instructions per vector:
 //   n = round(x / ln 2), r = x - n ln 2 (ln 2 in two parts, |r| <= 0.35), exp(x) = 2^n (1 + r + r^2 Q(r)),
-// Q of degree 4 fitted at Chebyshev nodes (error 2^-26.5, so rounding dominates). Adding 1.5 * 2^23 rounds and leaves n in
-// the low mantissa bits, from where a shift makes the exponent. Below -87 the result is 0 by selection, not by
-// clamping the argument, which would hide a NaN.
+// Q has degree 4, fitted at Chebyshev nodes (error 2^-26.5, so rounding dominates). Adding 1.5 * 2^23 rounds and leaves n in
+// the low mantissa bits; a shift makes the exponent of them. Below -87 the result is 0 by selection. Clamping the argument
+// would hide a NaN.
 //
 // tanh(x) for the soft cap: x + x^3 R(x^2) up to 0.6 (error 2^-26), beyond it (1 - e) / (1 + e) with e = exp(-2 |x|).
 #include "cpu/kernels/softmax_tile.h"
@@ -76,7 +76,7 @@ void cap_logits(float* s, int64_t n, float scale, float soft_cap) {
   }
 }
 
-// 2 vectors, rounded to nearest: p >= 0, and a tie, one value in 65,536, goes up.
+// Stores 2 vectors rounded to nearest. p >= 0, and a tie (one value in 65,536) goes up.
 HWY_INLINE void store_bf16(Vf p0, Vf p1, uint16_t* to) {
   const Du du;
   const hn::Repartition<uint16_t, Df> d16;
@@ -91,7 +91,7 @@ HWY_INLINE void store_bf16(Vf p0, Vf p1, uint16_t* to) {
 #endif
 }
 
-// Largest s * scale of a row and, in *poison, 0 or NaN: the latter where a visible product is not finite.
+// Returns the largest s * scale of a row. Sets *poison to NaN if a visible product is not finite, else to 0.
 template <bool kMasked>
 HWY_INLINE float row_maximum(const float* s, const SoftmaxTile& tile, float* poison) {
   const Df d;
@@ -116,7 +116,7 @@ HWY_INLINE float row_maximum(const float* s, const SoftmaxTile& tile, float* poi
   }
   *poison = hn::GetLane(hn::SumOfLanes(d, hn::Add(poison0, poison1)));
   const Vf max = hn::Max(max0, max1);
-  // Highway's portable target takes no maximum below the lowest finite number.
+  // The maximum over lanes in Highway's portable target never falls below the lowest finite number.
   if (hn::AllTrue(d, hn::Eq(max, hidden))) return hn::GetLane(hidden);
   return hn::GetLane(hn::MaxOfLanes(d, max));
 }
@@ -130,7 +130,7 @@ HWY_INLINE float row_exponentials(float* s, const SoftmaxTile& tile, float shift
   const Vf scale = hn::Set(d, tile.scale), shifts = hn::Set(d, shift);
   uint16_t* p16 = reinterpret_cast<uint16_t*>(s);
   Vf sum0 = hn::Zero(d), sum1 = hn::Zero(d);
-  // Not fused: the product is rounded as row_maximum() rounds it, so that the largest has exponent 0 whatever its size.
+  // Not fused: the product is rounded as in row_maximum(), so the largest has exponent 0 whatever its size.
   const auto p_at = [&](int64_t c) HWY_ATTR {
     const Vf p = exp_nonpositive(d, hn::Sub(hn::Mul(hn::LoadU(d, s + c), scale), shifts));
     return kMasked ? hn::And(p, hn::BitCast(d, hn::LoadU(du, tile.visible + c))) : p;
@@ -165,9 +165,9 @@ void softmax_rows(const SoftmaxTile& tile) {
     const float max_before = tile.row_max[r];
     float poison;
     float max = row_maximum<kMasked>(s, tile, &poison);
-    if (!(max >= max_before)) max = max_before;  // also when max_before is NaN, which stays
+    if (!(max >= max_before)) max = max_before;  // also if max_before is NaN, which stays
     max += poison;
-    if (!(max == max_before)) {  // so max is not -inf; where it stays -inf every column is hidden, and p = 0 by selection
+    if (!(max == max_before)) {  // so max is not -inf; if max stays -inf, every column is hidden and p = 0 by selection
       const float factor = hn::GetLane(exp_nonpositive(d, hn::Set(d, max_before - max)));
       tile.row_max[r] = max;
       tile.row_sum[r] *= factor;
@@ -284,7 +284,7 @@ struct Variant {
   const SoftmaxTileKernels* (*table)();
 };
 
-// Best first; the last is what every processor of this architecture runs.
+// Best first. Every processor of this architecture can run the last one.
 constexpr Variant kVariants[] = {
 #define TANDEM_VARIANT(name) {HWY_##name, tile::N_##name::table},
 #if defined(HWY_AVX3_ZEN4) && (HWY_TARGETS & HWY_AVX3_ZEN4)
@@ -321,7 +321,7 @@ constexpr Variant kVariants[] = {
                                             {HWY_STATIC_TARGET, tile::HWY_STATIC_DISPATCH(table)},
 };
 
-// "avx2" to HWY_AVX2; 0 where no target of this processor's architecture has that name.
+// Maps "avx2" to HWY_AVX2, and so on; 0 if no target of this architecture has that name.
 int64_t target_of(const char* isa) {
   for (int bit = 0; bit < 63; ++bit) {
     const char* name = hwy::TargetName(int64_t{1} << bit);

@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: MIT
-// Storage types as the kernels see them: a struct per type that loads a vector of f32 from element i of a row and stores
-// one, and two lists: of the types of keys and values, and of all, hidden states' own too. To add a type, write its struct
-// and its line in one of them (and in lib/model/dtype.h).
+// Storage types for the kernels. A struct per type loads a vector of f32 from element i of a row and stores one. There are
+// two lists: the types of keys and values, and all types, with those only for hidden states. To add a type, write its struct
+// and its line in one of the lists (and in lib/model/dtype.h).
 //
-// Types with groups (kGroup elements that share kScales numbers: a scale, or a scale and a minimum) hand out codes, and
-// group() what makes numbers of them. kScalesWeights: of V, it is the rows' weights that are multiplied by the scale.
+// In types with groups, kGroup elements share kScales numbers: a scale, or a scale and a minimum. These types load codes,
+// and group() returns the object that turns codes into numbers. kScalesWeights: for V, the scale multiplies the rows'
+// weights instead.
 //
-// Types whose scales lie between the codes (kInBlocks) are those of tensors that a caller owns: kernels read them and store
-// none.
+// Types with scales between the codes (kInBlocks) occur only in tensors that a caller owns. Kernels read them and never
+// store them.
 //
-// The tiles read rows in pairs of vectors, and a type may hand out the elements of a pair in an order of its own where that
-// is cheaper: kOddEven says that vector 0 holds the even ones and vector 1 the odd ones. q is packed in that order, and o
-// stays in it until a span is finished (sort_pairs). What is left of a row behind its pairs is in order.
+// The tiles read rows in pairs of vectors. A type may load the elements of a pair in another order if that is cheaper.
+// kOddEven: vector 0 holds the even elements and vector 1 the odd ones. q is packed in that order, and o stays in it until a
+// span is finished (sort_pairs). The end of a row that fills no pair is in order.
 #pragma once
 
 #include <string.h>
@@ -32,7 +33,7 @@ namespace tandem::cpu {
 namespace HWY_NAMESPACE {
 namespace {
 
-// A pair of vectors in the order of the row.
+// Loads a pair of vectors in the order of the row.
 template <class Stored>
 struct InOrder {
   static constexpr bool kInBlocks = false;
@@ -58,7 +59,8 @@ struct StoredF32 : InOrder<StoredF32> {
 };
 
 #if HWY_TARGET == HWY_AVX3_DL
-// Of 32-bit lanes: the word of a row that becomes their upper half, in their upper half. The lower ones become 0.
+// For each 32-bit lane, the upper half holds the index of the row's word that becomes the lane's upper half. The lower half
+// becomes 0.
 alignas(64) constexpr uint32_t kWordOfLane[16] = {0x00000, 0x10000, 0x20000, 0x30000, 0x40000, 0x50000, 0x60000, 0x70000,
                                                   0x80000, 0x90000, 0xa0000, 0xb0000, 0xc0000, 0xd0000, 0xe0000, 0xf0000};
 #endif
@@ -68,8 +70,8 @@ struct StoredBf16 {
   using Element = uint16_t;
   static constexpr int64_t kBits = 16, kGroup = 0, kScales = 0;
   static constexpr bool kScalesWeights = false;
-  // An f32 whose upper half is the number: one instruction for the even elements, one for the odd ones. In order it takes
-  // two, or a permutation of words where processors have a fast one.
+  // The result is an f32 whose upper half is the bf16. Even elements take one instruction, and so do odd ones. In order a
+  // vector takes two, or a permutation of words if the processor has a fast one.
   static constexpr bool kOddEven = true;
   template <class D>
   static HWY_INLINE hn::Vec<D> load_half(D d, const uint8_t* row, size_t i, size_t half) {
@@ -83,7 +85,7 @@ struct StoredBf16 {
     const hn::Rebind<uint16_t, D> du16;
     const auto bits = hn::LoadU(du16, reinterpret_cast<const uint16_t*>(row) + i);
 #if HWY_TARGET == HWY_AVX3_DL
-    if constexpr (sizeof(hn::Vec<D>) == sizeof(kWordOfLane)) {  // one instruction, which Highway has no name for
+    if constexpr (sizeof(hn::Vec<D>) == sizeof(kWordOfLane)) {  // one instruction that Highway has no name for
       const auto words = hn::Load(du32, kWordOfLane);
       const auto wide = _mm512_castsi256_si512(bits.raw);
       return hn::BitCast(d, decltype(words){_mm512_maskz_permutexvar_epi16(0xaaaaaaaa, words.raw, wide)});
@@ -116,7 +118,7 @@ struct StoredF16 : InOrder<StoredF16> {
     const auto half = hn::PromoteTo(du32, hn::LoadU(du16, reinterpret_cast<const uint16_t*>(row) + i));
     const auto sign = hn::ShiftLeft<16>(hn::And(half, hn::Set(du32, 0x8000)));
     const auto rest = hn::And(half, hn::Set(du32, 0x7fff));
-    // The exponent's bias grows by 112; inf and NaN take the largest. Subnormals are counts of 2^-24 = the spacing at 0.5.
+    // The exponent's bias grows by 112. inf and NaN get the largest exponent. Subnormals count 2^-24, the spacing at 0.5.
     const auto normal = hn::Add(hn::ShiftLeft<13>(rest), hn::Set(du32, 112u << 23));
     const auto special = hn::Or(hn::ShiftLeft<13>(rest), hn::Set(du32, 0x7f800000));
     const auto at_half = hn::BitCast(d, hn::Or(rest, hn::Set(du32, 0x3f000000)));
@@ -161,7 +163,8 @@ struct StoredE4m3 : InOrder<StoredE4m3> {
   using Element = uint8_t;
   static constexpr int64_t kBits = 8, kGroup = 0, kScales = 0;
   static constexpr bool kScalesWeights = false;
-  // The exponent's bias grows by 120. Subnormals are counts of 2^-9, what exponent 121 adds to 2^-6.
+  // The exponent's bias grows by 120. Subnormals count units of 2^-9. With exponent 121 they are added
+  // to 2^-6, which is then subtracted.
   template <class D>
   static HWY_INLINE hn::Vec<D> load(D d, const uint8_t* row, size_t i) {
     const hn::RebindToUnsigned<D> du32;
@@ -187,13 +190,13 @@ struct StoredE4m3 : InOrder<StoredE4m3> {
     const auto odd = hn::And(hn::ShiftRight<20>(bits), hn::Set(du32, 1));
     const auto normal =
         hn::ShiftRight<20>(hn::Add(hn::Sub(bits, hn::Set(du32, 120u << 23)), hn::Add(odd, hn::Set(du32, 0x7ffff))));
-    const auto at_16k = hn::BitCast(du32, hn::Add(hn::BitCast(d, bits), hn::Set(d, 16384.0f)));  // whose spacing is 2^-9
+    const auto at_16k = hn::BitCast(du32, hn::Add(hn::BitCast(d, bits), hn::Set(d, 16384.0f)));  // the spacing there is 2^-9
     const auto subnormal = hn::Sub(at_16k, hn::Set(du32, 0x46800000u));
     const auto size = hn::BitCast(di32, bits);
     const auto is_small = hn::RebindMask(du32, hn::Lt(size, hn::Set(di32, 0x3c800000)));  // below 2^-6
     const auto is_large = hn::RebindMask(du32, hn::Gt(size, hn::Set(di32, 0x43e80000)));  // above 464, or NaN
     const auto out = hn::IfThenElse(is_large, hn::Set(du32, 0x7f), hn::IfThenElse(is_small, subnormal, normal));
-    // Not TruncateTo, which gives every fourth code on AVX3_DL (Highway 1.0.3).
+    // DemoteTo, because TruncateTo returns only every fourth code on AVX3_DL (Highway 1.0.3).
     hn::StoreU(hn::DemoteTo(du8, hn::BitCast(di32, hn::Or(out, sign))), du8, row + i);
   }
 };
@@ -217,7 +220,7 @@ struct StoredQ8_0 : InOrder<StoredQ8_0> {
   }
 };
 
-// ggml's block: a scale and then its 32 codes.
+// ggml's block: a scale, then its 32 codes.
 struct StoredQ8_0Blocks : InOrder<StoredQ8_0Blocks> {
   using Element = uint8_t;
   static constexpr int64_t kBits = 8, kGroup = 32, kScales = 1, kBlockBytes = 34;
@@ -229,7 +232,8 @@ struct StoredQ8_0Blocks : InOrder<StoredQ8_0Blocks> {
   }
 };
 
-// Codes of 4 bits, loaded as they are: byte j of a row holds that of element 2 j below, that of element 2 j + 1 above.
+// Codes of 4 bits, loaded as integers. Byte j of a row holds the code of element 2 j in its lower half and of 2 j + 1 in its
+// upper half.
 struct Nibbles {
   using Element = uint8_t;
   static constexpr int64_t kBits = 4;
@@ -253,7 +257,8 @@ struct Nibbles {
   }
 };
 
-// The same in ggml's block, a scale and then 16 bytes: byte j holds the code of element j below, that of j + 16 above.
+// The same in ggml's block (a scale, then 16 bytes): byte j holds the code of element j in its lower half and of j + 16 in
+// its upper half.
 struct BlockNibbles {
   using Element = uint8_t;
   static constexpr int64_t kBits = 4, kBlockBytes = 18;
@@ -272,7 +277,7 @@ struct BlockNibbles {
 };
 
 #if HWY_MAX_BYTES == 64
-// A vector of 16 has room for what each of the 16 codes of a group stands for.
+// A vector of 16 lanes holds the numbers of all 16 codes of a group.
 alignas(64) constexpr float kCodes[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 alignas(64) constexpr float kCodesLess8[16] = {-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7};
 struct FromTable {
@@ -282,7 +287,7 @@ struct FromTable {
   }
 };
 #else
-// Codes of a group times its scale plus its minimum. The product is exact in f32, so a sum fused or not is the same.
+// Codes of a group times its scale plus its minimum. The product is exact in f32, so fusing the sum changes nothing.
 struct FromMinimum {
   SizedVec scale, minimum;
   HWY_INLINE Vec of(F32 d, hn::Vec<hn::RebindToUnsigned<F32>> codes) const {
@@ -292,7 +297,7 @@ struct FromMinimum {
 };
 #endif
 
-// Stored are codes plus 8.
+// The stored codes are codes plus 8.
 template <class Codes>
 struct FourBits : Codes {
   static constexpr int64_t kGroup = 32, kScales = 1;
@@ -322,7 +327,7 @@ struct FourBits : Codes {
 using StoredQ4_0 = FourBits<Nibbles>;
 using StoredQ4_0Blocks = FourBits<BlockNibbles>;
 
-// Of hidden states alone.
+// A type only for hidden states.
 struct StoredQ4_64 : Nibbles {
   static constexpr int64_t kGroup = 64, kScales = 2;
   static constexpr bool kScalesWeights = false;
@@ -351,7 +356,7 @@ struct StoredQ4_64 : Nibbles {
   X(TANDEM_Q4_64, StoredQ4_64)
 // clang-format on
 
-// Where element i of a row begins, the first of a group.
+// Returns the byte at which element i of a row begins. i is the first element of a group.
 template <class Stored>
 constexpr size_t byte_of(size_t i) {
   if constexpr (Stored::kInBlocks)
@@ -363,19 +368,19 @@ constexpr size_t byte_of(size_t i) {
 #define TANDEM_CASE(dtype_value, Stored) \
   case dtype_value:                      \
     return use(Stored());
-// use(Stored()) with the type of that number.
+// Calls use(Stored()) with the type of that number.
 template <class Use>
 HWY_INLINE void with_stored_type(int32_t dtype, const Use& use) {
   switch (dtype) { TANDEM_STORED_TYPES(TANDEM_CASE) }
 }
-// The same, of keys and values.
+// Calls use(Stored()) for the types of keys and values.
 template <class Use>
 HWY_INLINE void with_key_type(int32_t dtype, const Use& use) {
   switch (dtype) { TANDEM_KEY_TYPES(TANDEM_CASE) }
 }
 #undef TANDEM_CASE
 
-// The two vectors of a pair, in order, as the type hands them out.
+// Reorders the two vectors of a pair from row order to the order in which the type loads them.
 template <class Stored, class D>
 HWY_INLINE void unsort_pair(D d, hn::Vec<D>& a, hn::Vec<D>& b) {
   if constexpr (Stored::kOddEven) {
@@ -385,7 +390,7 @@ HWY_INLINE void unsort_pair(D d, hn::Vec<D>& a, hn::Vec<D>& b) {
   }
 }
 
-// And back, for a row of n floats, in place. Within every 128 bits the interleaved vectors are in order.
+// Restores row order for a row of n floats, in place. Within every 128 bits the interleaved vectors are in order.
 inline void sort_odd_even(float* row, size_t n) {
   const F32 d;
   constexpr size_t kPairLanes = HWY_MAX_BYTES / sizeof(float), kBlock = 4;

@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: MIT
 // The two inner loops: logits of a tile of query rows x keys, and the weighted sum of V rows.
 //
-// Both are bound by memory, so K and V pass through the registers once for all query rows of a tile:
+// Memory bounds both, so K and V pass through the registers once for all query rows of a tile:
 //
-//   dots   4 rows x 4 keys (2 keys where there are 16 registers): every vector of K meets 4 of q, every vector of q meets 4
+//   dots   4 rows x 4 keys (2 keys with 16 registers): every vector of K is multiplied by 4 of q, every vector of q by 4
 //          of K. The 16 sums are folded together at the end of the row.
-//   weigh  4 rows x 64 dims of o in registers (two halves for head_dim 128) while 64 keys go by: a vector of V meets the
-//          4 rows' weights of its key.
+//   weigh  4 rows x 64 dims of o in registers (two halves for head_dim 128) while 64 keys go by: a vector of V is multiplied
+//          by the 4 rows' weights of its key.
 //
-// Types with groups hand out codes. Those of K become numbers as they are read. Those of V do so where a table of 16 numbers
-// fits a vector; elsewhere it is the 4 rows' weights that are multiplied by the scale, once for each group, before V is
-// read.
+// Types with groups load codes. The codes of K become numbers as they are read. So do the codes of V if a table of 16
+// numbers fits a vector. Elsewhere the 4 rows' weights are multiplied by the scale, once for each group, before V is read.
 //
-// Rows are given by pointers, one per key, so a run's end, a page or a gap costs nothing here. While a tile is computed
-// rows in front of it are prefetched, every cache line, one prefetch at a time between the multiplications: in bursts
-// they stall the loads behind them (half the speed), without them the hardware's prefetcher leaves half of the bandwidth.
+// Rows are given by pointers, one per key, so a run's end, a page or a gap costs nothing here. While a tile is computed, the
+// rows ahead are prefetched, every cache line, one prefetch at a time between the multiplications. Prefetches in bursts
+// stall the loads behind them (half the speed). Without prefetches the hardware's prefetcher leaves half of the bandwidth
+// unused.
 //
-// A row's arithmetic does not depend on the other rows of its tile: results are the same for every cut along the rows.
+// A row's arithmetic does not depend on the other rows of its tile. So every cut along the rows gives the same results.
 #pragma once
 
 #include <type_traits>
@@ -37,8 +37,8 @@ inline constexpr bool kManyRegisters = true;  // 32
 #endif
 static_assert(kLanes >= 4 && kLanes <= 16, "tiles are cut for vectors of 4 to 16 floats");
 
-// Keys of a block: row pointers, dense, and what to prefetch of K while the logits are computed. Scales of types that have
-// them: of K key by key, but for those between the codes; of V a row of kBlockKeys for each scale of a key.
+// Keys of a block: row pointers, dense, and what to prefetch of K while the logits are computed. The scales of K are stored
+// key by key, unless they are between the codes. The scales of V are a row of kBlockKeys for each scale of a key.
 struct KeyList {
   const Row* k;
   const Row* v;
@@ -49,7 +49,7 @@ struct KeyList {
   const float* v_scales;  // [n_v_scales][kBlockKeys]
 };
 
-// The first of some keys: row pointers and scales.
+// Row pointers and scales, from the first of some keys on.
 struct KeyRows {
   const Row* rows;
   const float* scales;
@@ -57,7 +57,7 @@ struct KeyRows {
   KeyRows after(int64_t n) const { return {rows + n, scales + n * n_scales, n_scales}; }
 };
 
-// [a, b, c, d] summed over their lanes.
+// Returns the sums of a, b, c and d over their lanes.
 HWY_INLINE hn::Vec<hn::Full128<float>> fold(Vec a, Vec b, Vec c, Vec d) {
   const F32 df;
   const hn::Repartition<uint64_t, F32> du64;
@@ -80,14 +80,13 @@ HWY_INLINE hn::Vec<hn::Full128<float>> fold(Vec a, Vec b, Vec c, Vec d) {
 #endif
 }
 
-// Rows of the next tile: 4, and of what is left behind the fours 3, 2 or 1. Three rows in one tile need more than 16
-// registers.
+// Returns the rows of the next tile: 4, and at the end 3, 2 or 1. A tile of three rows needs more than 16 registers.
 HWY_INLINE int64_t tile_rows(int64_t n_left) {
   constexpr int64_t kMost[5] = {0, 1, 2, kManyRegisters ? 3 : 2, 4};
   return kMost[n_left < 4 ? n_left : 4];
 }
 
-// use(std::integral_constant) with that number of rows.
+// Calls use(std::integral_constant) with that number of rows.
 template <class Use>
 HWY_INLINE void with_tile_rows(int64_t n_left, const Use& use) {
   switch (tile_rows(n_left)) {
@@ -102,8 +101,8 @@ HWY_INLINE void with_tile_rows(int64_t n_left, const Use& use) {
   }
 }
 
-// Rows of a tile side by side, vector by vector in the order of the keys' type, so that one pointer serves them all. Each
-// tile is where its first row would be: q [n_rows, dim] -> packed, the same size.
+// Packs the rows of a tile side by side, vector by vector in the order of the keys' type, so that one pointer serves them
+// all. Each tile begins where its first row would: q [n_rows, dim] -> packed, the same size.
 template <class Stored>
 void pack_rows(const float* q, int64_t n_rows, size_t dim, float scale, float* packed) {
   const F32 d;
@@ -130,7 +129,7 @@ void pack_rows(const float* q, int64_t n_rows, size_t dim, float scale, float* p
 template <int kRows>
 inline constexpr int kTileKeys = kManyRegisters || kRows <= 2 ? 4 : 2;
 
-// Sums of a tile over their lanes, logits rows kBlockKeys apart.
+// Stores the sums of a tile over the lanes; rows of logits are kBlockKeys apart.
 template <int kRows, int kKeys>
 HWY_INLINE void store_sums(SizedVec (&sum)[kRows][kKeys], float* HWY_RESTRICT logits) {
   const hn::Full128<float> d4;
@@ -149,20 +148,20 @@ HWY_INLINE void store_sums(SizedVec (&sum)[kRows][kKeys], float* HWY_RESTRICT lo
   }
 }
 
-// The f16 that a block begins with.
+// Returns the f16 scale at the beginning of a block.
 HWY_INLINE float scale_of_block(Row block) {
   const hn::CappedTag<float, 1> d1;
   return hn::GetLane(StoredF16::load(d1, block, 0));
 }
 
-// Which vector of a row: `half` of the pair at element `pair`.
+// The place of a vector in a row: `half` of the pair at element `pair`.
 struct VectorAt {
   size_t pair, half;
   bool in_pair;
 };
 
-// That vector of the elements from `first` on, a multiple of kStep. Where whole groups are as long as kStep, the way to the
-// vector within its block is a constant.
+// Loads the vector at place `at` of the elements from `first` on, where `first` is a multiple of kStep. If kStep is a whole
+// number of groups, the offset of the vector within its block is a constant.
 template <class Stored, size_t kStep, class D>
 HWY_INLINE auto load_from(D d, Row row, size_t first, const VectorAt& at) {
   if constexpr (Stored::kInBlocks) {
@@ -175,8 +174,8 @@ HWY_INLINE auto load_from(D d, Row row, size_t first, const VectorAt& at) {
                     : Stored::load(d, row, first + at.pair + at.half * hn::Lanes(d));
 }
 
-// logits[r][0..kKeys) = q[r] . k[0..kKeys), logits rows kBlockKeys apart. q is packed (pack_rows). ahead: the row to
-// prefetch of the first of kKeys streams.
+// Computes logits[r][0..kKeys) = q[r] . k[0..kKeys); rows of logits are kBlockKeys apart. q is packed (pack_rows). ahead:
+// the row to prefetch of the first of kKeys streams.
 template <class Stored, int kRows, bool kPrefetch>
 HWY_NOINLINE void dot_tile(const float* HWY_RESTRICT q, size_t dim, const KeyRows& keys, const Row* ahead, int64_t apart,
                            float* HWY_RESTRICT logits) {
@@ -184,7 +183,7 @@ HWY_NOINLINE void dot_tile(const float* HWY_RESTRICT q, size_t dim, const KeyRow
   constexpr int kLineVecs = static_cast<int>(8 * kLine / (kLanes * Stored::kBits));  // vectors per cache line of K
   const F32 d;
   const Row* k = keys.rows;
-  // The vec-th vector of key j from element `first` on, where a group begins, or a pair for vec < 2.
+  // Loads the vec-th vector of key j from element `first` on. A group begins there, or for vec < 2 a pair.
   const auto load = [&](int j, size_t first, size_t vec, bool in_pair) HWY_ATTR {
     const size_t pair = (vec & ~size_t{1}) * kLanes;
     const auto codes = load_from<Stored, kLineVecs * kLanes>(d, k[j], first, {pair, vec % 2, in_pair});
@@ -192,7 +191,7 @@ HWY_NOINLINE void dot_tile(const float* HWY_RESTRICT q, size_t dim, const KeyRow
       const float scale = scale_of_block(k[j] + byte_of<Stored>(first) + byte_of<Stored>(pair));
       return Stored::group(d, &scale).of(d, codes);
     } else if constexpr (Stored::kGroup > 0) {
-      const size_t group = first / Stored::kGroup + pair / Stored::kGroup;  // apart, as the second is a constant
+      const size_t group = first / Stored::kGroup + pair / Stored::kGroup;  // two terms, because the second is a constant
       const float* scales = keys.scales + j * keys.n_scales + group;
       return Stored::group(d, scales).of(d, codes);
     } else {
@@ -240,10 +239,10 @@ HWY_NOINLINE void dot_tile(const float* HWY_RESTRICT q, size_t dim, const KeyRow
   store_sums<kRows, kKeys>(sum, logits);
 }
 
-// Sums of more products than these would lose bits, each lane adding so many to one sum.
+// A lane sums at most this many dims. Sums of more products would lose bits.
 inline constexpr size_t kSummedDims = 256;
 
-// As dot_tile(), of long rows: stretches of them, each summed for itself. Stretches begin where groups do.
+// dot_tile() for long rows: sums stretches of the rows separately. Stretches begin where groups begin.
 template <class Stored, int kRows, bool kPrefetch>
 HWY_NOINLINE void dot_long_tile(const float* q, size_t dim, const KeyRows& k, const Row* ahead, int64_t apart,
                                 float* logits) {
@@ -268,7 +267,7 @@ HWY_NOINLINE void dot_long_tile(const float* q, size_t dim, const KeyRows& k, co
   }
 }
 
-// Four keys for one tile of rows.
+// Computes four keys for one tile of rows.
 template <class Stored, int kRows, bool kPrefetch>
 HWY_INLINE void dot_four(const float* q, size_t dim, const KeyRows& k, const Prefetcher& p, float* logits) {
   for (int j = 0; j < 4; j += kTileKeys<kRows>) {
@@ -280,7 +279,7 @@ HWY_INLINE void dot_four(const float* q, size_t dim, const KeyRows& k, const Pre
   }
 }
 
-// All rows of four keys; the prefetches go with the first tile, K being in L1 for the others.
+// Computes all rows for four keys. Only the first tile prefetches; K is in L1 for the others.
 template <class Stored, bool kPrefetch>
 HWY_INLINE void dot_rows(const float* q, int64_t n_rows, size_t dim, const KeyRows& k, const Prefetcher& ahead,
                          float* logits) {
@@ -295,8 +294,8 @@ HWY_INLINE void dot_rows(const float* q, int64_t n_rows, size_t dim, const KeyRo
   }
 }
 
-// logits[r][j] = q[r] . k[j] for all rows and keys of the list, q packed. Up to three entries past the last key are
-// overwritten.
+// Computes logits[r][j] = q[r] . k[j] for all rows and keys of the list, q packed. Overwrites up to three entries past the
+// last key.
 template <class Stored>
 void dots(const float* q, int64_t n_rows, size_t dim, const KeyList& keys, float* logits) {
   static_assert(kStreams == 4, "four keys fetch a row of every stream");
@@ -321,18 +320,18 @@ void dots(const float* q, int64_t n_rows, size_t dim, const KeyList& keys, float
 inline constexpr int64_t kGroupKeys = kManyRegisters ? 64 : 32;
 static_assert(kGroupKeys % kLanes == 0 && kBlockKeys % kGroupKeys == 0);
 
-// Where a tile's weight of key j is for element `at` of V: rows kBlockKeys apart, or scaled (scale_weights).
+// Returns the index of a tile's weight of key j for element `at` of V. Rows are kBlockKeys apart, or scaled (scale_weights).
 template <class Stored>
 HWY_INLINE int64_t weight_at(int64_t r, int64_t j, size_t at) {
   if constexpr (Stored::kScalesWeights) return (static_cast<int64_t>(at) / Stored::kGroup * 4 + r) * kGroupKeys + j;
   return r * kBlockKeys + j;
 }
 
-// o[r][at..at + kVecs vectors) = o * rescale[r] + sum over keys of p[r][j] * v[j], o in the order of the type.
+// Sets o[r][at..at + kVecs vectors) = o * rescale[r] + sum over keys of p[r][j] * v[j], with o in the order of the type.
 template <class Stored, int kRows, int kVecs, bool kPrefetch>
 HWY_NOINLINE void weigh_chunk(const float* HWY_RESTRICT p, const KeyList& keys, size_t at, size_t dim, float* HWY_RESTRICT o,
                               const float* HWY_RESTRICT rescale, Prefetcher& ahead) {
-  constexpr int64_t kKeyBytes = kVecs * int64_t{kLanes} * Stored::kBits / 8;  // of V, that a key's turn reads
+  constexpr int64_t kKeyBytes = kVecs * int64_t{kLanes} * Stored::kBits / 8;  // bytes of V that are read for a key
   constexpr int64_t kStep = kKeyBytes < 16 ? 64 / kKeyBytes : 4;              // keys
   constexpr int64_t kStepLines = kStep * kKeyBytes / int64_t{kLine};
   const F32 d;
@@ -368,7 +367,7 @@ HWY_NOINLINE void weigh_chunk(const float* HWY_RESTRICT p, const KeyList& keys, 
     }
   };
   int64_t j = 0;
-  const int64_t first_fetching = keys.n / kExpShare;  // the lines before were prefetched while the weights were computed
+  const int64_t first_fetching = keys.n / kExpShare;  // the earlier lines were prefetched while the weights were computed
   for (; j + kStep <= keys.n; j += kStep) {
     const bool fetches = kPrefetch && j >= first_fetching;
 #pragma GCC unroll 4
@@ -413,7 +412,7 @@ void weigh_rows(const float* p, const KeyList& keys, size_t dim, float* o, const
   for (; at < dim; at += kLanes) weigh_vecs<Stored, kRows, 1>(p, keys, at, dim, o, rescale, ahead);
 }
 
-// p * scale for kRows rows and keys.n keys, for each group of V's elements.
+// Computes p * scale for kRows rows and keys.n keys, for each group of V's elements.
 template <class Stored, int kRows>
 HWY_INLINE void scale_weights(const float* p, const KeyList& keys, size_t dim, float* scaled) {
   const F32 d;
@@ -426,7 +425,7 @@ HWY_INLINE void scale_weights(const float* p, const KeyList& keys, size_t dim, f
   }
 }
 
-// The weights of some rows and where their sums go.
+// The weights of some rows and the destination of their sums.
 struct WeighRows {
   const float* p;        // [n_rows], rows kBlockKeys apart
   float* o;              // [n_rows, dim]
@@ -435,7 +434,7 @@ struct WeighRows {
   size_t dim;
 };
 
-// Rows [r, r + kRows).
+// Weighs rows [r, r + kRows).
 template <class Stored, int kRows>
 HWY_INLINE void weigh_tile(const WeighRows& rows, int64_t r, const KeyList& keys, Prefetcher& ahead) {
   const float* p = rows.p + r * kBlockKeys;
@@ -447,8 +446,8 @@ HWY_INLINE void weigh_tile(const WeighRows& rows, int64_t r, const KeyList& keys
   weigh_rows<Stored, kRows>(p, keys, rows.dim, rows.o + static_cast<size_t>(r) * rows.dim, rows.rescale + r, ahead);
 }
 
-// o[r] = o[r] * rescale[r] + sum over at most kGroupKeys keys of p[r][j] * v[j]. The first tile's passes over the dims
-// prefetch together as many lines as they read.
+// Sets o[r] = o[r] * rescale[r] + sum over at most kGroupKeys keys of p[r][j] * v[j]. The passes of the first tile over the
+// dims together prefetch as many lines as they read.
 template <class Stored>
 void weigh(const WeighRows& rows, const KeyList& keys, Prefetcher& ahead) {
   Prefetcher none;
@@ -468,7 +467,7 @@ void weigh_of(int32_t dtype, const WeighRows& rows, const KeyList& keys, Prefetc
   with_key_type(dtype, [&](auto stored) HWY_ATTR { weigh<decltype(stored)>(rows, keys, v_ahead); });
 }
 
-// o back in order.
+// Puts o back into row order.
 void sort_pairs_of(int32_t dtype, float* o, size_t dim) {
   with_key_type(dtype, [&](auto stored) HWY_ATTR { sort_pairs<decltype(stored)>(o, dim); });
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Attention weights of finished queries: summed over query tokens for the re-evaluation of selections, and one query's
-// into the moving average.
+// Attention weights of finished queries: sums them over query tokens for the re-evaluation of selections, and adds one
+// query's weights to the moving average.
 #pragma once
 
 #include "cpu/kernels/attend_span_inl.h"
@@ -10,8 +10,8 @@ namespace tandem::cpu {
 namespace HWY_NAMESPACE {
 namespace {
 
-// exp(logit - lse) * coeff of one row added to its query head's sums; out is at the block's first key. What another kernel
-// rounded may leave a logit a little above lse: exp_at_most_1() takes that too.
+// Adds exp(logit - lse) * coeff of one row to its query head's sums. `out` points to the block's first key. lse may come
+// from a kernel with other rounding, so a logit may be a little above it. exp_at_most_1() handles that too.
 inline void add_weights(const View& view, const float* logits, float lse, float coeff, float* out) {
   const F32 d;
   const Vec shift = hn::Set(d, lse), factor = hn::Set(d, coeff);
@@ -28,7 +28,7 @@ inline void add_weights(const View& view, const float* logits, float lse, float 
   }
 }
 
-// A query that saw nothing, or a NaN, has no weights to count.
+// A query that saw no key, or a NaN, has no weights to count.
 inline bool is_finite(float lse) { return lse > -HUGE_VALF && lse < HUGE_VALF; }
 
 inline void weigh_view(const WeightJob& job, const View& view, int64_t key_at, bool by_tiles, Rotator& rotator,
@@ -44,7 +44,7 @@ inline void weigh_view(const WeightJob& job, const View& view, int64_t key_at, b
   }
 }
 
-// Rows [row_begin, row_end), at most kSpanRows, over all keys.
+// Weighs rows [row_begin, row_end), at most kSpanRows, over all keys.
 inline void weigh_rows(const WeightJob& job, int32_t row_begin, int32_t row_end, bool by_tiles, SpanScratch& s) {
   const Layer& layer = *job.layer;
   s.packed_begin = s.packed_end = -1;
@@ -70,8 +70,8 @@ inline void weigh_rows(const WeightJob& job, int32_t row_begin, int32_t row_end,
   }
 }
 
-// The keys of a job fit into the second level of caches (lib/select/hgca_judge.cc) and are read again for each tile of rows,
-// whose queries are packed once.
+// The keys of a job fit into the second-level cache (lib/select/hgca_judge.cc). They are read again for each tile of rows,
+// and the queries of a tile are packed once.
 void attn_weights(const WeightJob& job, SpanScratch& s) {
   const Layer& layer = *job.layer;
   for (int64_t g = 0; g < layer.group_size; ++g) {

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: MIT
-"""What C and C++ take from the header: the defaults of each struct, and the list of sizes and offsets."""
+"""Writes the parts for C and C++: the default macro of each struct, and the list of sizes and offsets."""
 import re
 import textwrap
 
 MADE = "Made by tools/abi/generate.py from include/tandem/; not to be edited."
-# Bytes of structs in the version that introduced them, where they have grown since a release. Nothing is released yet.
+# Size in bytes of a struct in the version that introduced it, for structs that have grown since a release. Nothing is released
+# yet.
 FIRST_BYTES = {}
 
 
@@ -20,7 +21,7 @@ def default_text(member):
 
 
 def with_defaults(text, structs):
-    """The text of a header with the macros of its structs as their members say."""
+    """Returns the text of a header with the default macros of its structs, as the members' comments give the defaults."""
     for struct in structs:
         head = f"#define {macro_of(struct)} \\\n"
         if f"typedef struct {struct.name} {{" not in text or struct.name == "tandem_tensor":
@@ -36,7 +37,7 @@ def with_defaults(text, structs):
 
 
 def layout(header):
-    """lib/base/abi_layout.h: read by the library, which hashes it, and by a test, which compares it with what a compiler does."""
+    """Returns lib/base/abi_layout.h. The library hashes this list, and a test compares it with the layout of a compiler."""
     lines = ["/* SPDX-License-Identifier: MIT", f" * {MADE}", " *",
              " * The public structs where pointers have 64 bits: STRUCT(type, bytes) and MEMBER(type, member, offset), in the order of",
              " * the header; DEFAULTS(type, macro of its defaults, bytes in the version that introduced it). */",

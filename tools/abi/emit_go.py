@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What Go takes from the header, as gofmt would write it. cgo reads the structs itself: here are their list and the options."""
+"""Writes the parts for Go, formatted as by gofmt. cgo reads the structs itself, so these are their list and the options."""
 import re
 import textwrap
 
@@ -20,8 +20,8 @@ NUMBERS = {"int32_t": "int32", "int64_t": "int64", "float": "float32", "double":
 
 
 INITIALISMS = {"kv": "KV", "cpu": "CPU", "isa": "ISA"}
-# Zero members are defaults. Where the default is another number and 0 has a meaning too, a flag asks for 0; that of a member which
-# is not here has Zero before its name.
+# In Go a member of zero is the default. If the default is another number and 0 has a meaning too, a flag asks for 0. The flag
+# of a member that is not in this table is named Zero and the member's name.
 ZEROS = {"window_tokens": "NoWindow", "sink_tokens": "NoSinks", "halo_tokens": "NoHalo"}
 
 
@@ -30,7 +30,7 @@ def camel(name):
 
 
 def zero_of(option):
-    """The flag that asks for 0; None where 0 is the default."""
+    """Returns the name of the flag that asks for 0; None if 0 is the default."""
     return ZEROS.get(option.name, "Zero" + camel(option.name)) if option.kind in NUMBERS and option.default else None
 
 
@@ -64,7 +64,7 @@ def raw_line(option):
 
 
 def comments(option, names):
-    """Of the member, and of the flag that asks for 0."""
+    """Returns the comments of the member and of the flag that asks for 0."""
     text = sentence(option, lambda word: camel(word) if word in names else word, "nil", "0", "true", "false")
     if zero_of(option) is None:
         return text, ""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What Python takes from the header: constants, structs and prototypes for ctypes, and the tables of options."""
+"""Writes the parts for Python: constants, structs and prototypes for ctypes, and the tables of options."""
 import re
 import textwrap
 
@@ -15,7 +15,7 @@ HEAD = f"# SPDX-License-Identifier: MIT\n# {MADE}\n"
 
 
 def wrapped(first, items, last, indent):
-    """`first` and the items, with commas between, as many on a line as it has room for."""
+    """Returns `first` and the items, separated by commas, with as many on a line as fit."""
     lines = [first]
     for i, item in enumerate(items):
         text = item + (last if i + 1 == len(items) else ", ")
@@ -54,7 +54,7 @@ def constants(header):
 
 
 def member_kind(struct, member, handles):
-    """Of the arguments of calls every pointer is an address."""
+    """Returns the ctypes type of a member. In arguments of calls every pointer is an address."""
     kind = member.type
     if kind.name == "tandem_log_fn":
         return "LogFunction"
@@ -72,7 +72,7 @@ def member_kind(struct, member, handles):
 
 
 def in_order_of_use(structs):
-    """Those that others point to come before them."""
+    """Orders the structs so that each one comes after those that it points to."""
     by_name, ordered = {struct.name: struct for struct in structs}, []
 
     def add(struct):
@@ -152,7 +152,8 @@ def option_tables(header):
              "", "    names: Mapping[str, Mapping[str, int]]", "    names_by_layer: Mapping[str, Mapping[str, int]]",
              "    flags: Mapping[str, str]", "    texts: Mapping[str, str]"]
     for name in TABLES:
-        options = options_of(header.struct(name), with_structs=True)  # each has a module of its own; a text is short for it
+        # each such struct has a module of its own; a text is a shorthand for one
+        options = options_of(header.struct(name), with_structs=True)
         short = name.removeprefix("tandem_").removesuffix("_options")
         lines += ["", "", f"class {camel(short)}Options(TypedDict, total=False):",
                   f'    """{TITLES[name]}. Every key may be left out.', "", "    Parameters", "    ----------"]

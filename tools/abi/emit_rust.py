@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What Rust takes from the header, as rustfmt would write it (bindings/rust/rustfmt.toml)."""
+"""Writes the parts for Rust, formatted as by rustfmt (bindings/rust/rustfmt.toml)."""
 import re
 import textwrap
 
@@ -30,7 +30,7 @@ def constants(header):
 
 
 def signature(indent, head, parameters, tail):
-    """One line where it fits, else a parameter a line."""
+    """Returns the signature on one line if it fits, else with one parameter a line."""
     line = f"{indent}{head}({', '.join(parameters)}){tail}"
     if len(line) <= WIDTH:
         return [line]
@@ -89,7 +89,7 @@ def field_type(option):
 
 
 def setter(option):
-    """Kind and type as the macro of setters.rs takes them."""
+    """Returns the kind and the type of a setter, as the macro of setters.rs takes them."""
     rust = field_type(option)
     if rust.startswith("Option<"):
         inner = rust.removeprefix("Option<").removesuffix(">")
@@ -107,7 +107,7 @@ def default_of(option):
 
 
 def raw_lines(option):
-    """Members of the struct of C."""
+    """Returns the members of the C struct that an option fills."""
     name, value = option.name, f"self.{option.name}"
     if option.kind == "flags":
         return [f"{name}: pointer(Some(&{name}[..]).filter(|flags| !flags.is_empty())),", f"{option.count}: {name}.len() as i64,"]
@@ -119,7 +119,7 @@ def raw_lines(option):
 
 
 def conversion(struct, options):
-    """The function that makes the struct of C: it gets arrays' lengths, or lends what it has made for the time of a call."""
+    """Returns the function that makes the C struct: raw() takes lengths of arrays, with_raw() lends the struct."""
     is_lent = any(option.kind in ("text", "texts", "flags", "struct") for option in options)
     raw = f"sys::{struct.name}"
     indent, lines = "        ", []

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Makes what is written down of the C ABI in more than one place, from include/tandem/tandem.h and the parts it includes:
+"""Generates all copies of the C ABI's facts from include/tandem/tandem.h and the parts that it includes:
 
   include/tandem/*.h               the macros of defaults, TANDEM_*_INIT
   lib/base/abi_layout.h            sizes, offsets, the fingerprint
   bindings/rust, go, python        constants, structs, prototypes; the tables of the options of caches and sessions
 
-A struct's defaults are zero, or -1 where the comment of a member says what -1 is. A new option is a line in the header.
+A struct's defaults are zero, or -1 if the comment of a member says what -1 means. A new option is a line in the header.
 
-usage: tools/abi/generate.py [--check] [--root DIR]     --check: writes nothing, names what is not up to date and exits with 1
+usage: tools/abi/generate.py [--check] [--root DIR]     --check: writes nothing, names outdated files and exits with 1
 """
 import argparse
 import pathlib
@@ -22,7 +22,7 @@ import header
 
 
 def read(root):
-    """Texts of the header's files by their paths, in the order in which they are included."""
+    """Returns the texts of the header's files by their paths, in the order of inclusion."""
     folder = pathlib.Path("include/tandem")
     texts = {folder / "tandem.h": (root / folder / "tandem.h").read_text()}
     for part in header.includes_of(texts[folder / "tandem.h"]):

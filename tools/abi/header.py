@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: MIT
-"""Reads include/tandem/tandem.h and the parts that it includes at its end: constants, callbacks, structs, functions, and for
-the manual the comments of each.
+"""Reads include/tandem/tandem.h and the parts that it includes at its end: constants, callbacks, structs and functions, and for
+the manual their comments.
 
-Not a parser of C: it knows the few forms in which the header is written, and stops at what it does not know.
+This is not a parser of C. It knows the few forms in which the header is written, and stops at any other.
 """
 import dataclasses
 import re
 
 SIZES = {"uint8_t": 1, "int32_t": 4, "uint32_t": 4, "int64_t": 8, "uint64_t": 8, "size_t": 8, "float": 4, "double": 8}
-POINTER_BYTES = 8  # layouts are those of machines with 64-bit pointers
+POINTER_BYTES = 8  # layouts assume 64-bit pointers
 COMMENT = re.compile(r"/\*.*?\*/", re.S)
 MEMBER = re.compile(r"\s*(?P<type>(?:const )?(?:struct )?\w+(?: \*+(?:const \*)?| ))(?P<name>\w+)(?:\[(?P<length>\d+)\])?;"
                     r"[ ]*(?P<comment>/\*.*?\*/)?", re.S)
@@ -16,7 +16,7 @@ MEMBER = re.compile(r"\s*(?P<type>(?:const )?(?:struct )?\w+(?: \*+(?:const \*)?
 
 @dataclasses.dataclass(frozen=True)
 class Type:
-    """A type of C: `name` without const, struct and stars; how many stars; whether what is pointed to is const."""
+    """A type of C: `name` without const, struct and stars; the number of stars; is_const: what it points to is const."""
     name: str
     stars: int
     is_const: bool
@@ -30,12 +30,12 @@ class Field:
     """A member of a struct, or a parameter."""
     type: Type
     name: str
-    length: int = 0  # of an array; 0: none
+    length: int = 0  # of an array; 0: no array
     comment: str = ""
 
     @property
     def default(self):
-        """Zero means default; where zero is a value of its own, the comment says what -1 is."""
+        """Returns the default: zero, or -1 if the comment says what -1 means because zero is a value of its own."""
         return -1 if re.search(r"(^|\s)-1: ", self.comment) else 0
 
 
@@ -45,7 +45,7 @@ class Struct:
     members: tuple
 
     def layout(self):
-        """Bytes, and the offset of each member."""
+        """Returns the size in bytes and the offset of each member."""
         offsets, end, widest = [], 0, 1
         for member in self.members:
             size = member.type.size()
@@ -61,12 +61,12 @@ class Function:
     result: Type
     name: str
     parameters: tuple
-    comment: str = ""  # of callbacks
+    comment: str = ""  # for callbacks
 
 
 @dataclasses.dataclass(frozen=True)
 class Header:
-    constants: dict  # name: text of its value, in the order of the header
+    constants: dict  # name: text of the value, in the order of the header
     callbacks: tuple
     structs: tuple
     functions: tuple
@@ -79,7 +79,7 @@ class Header:
         return next(struct for struct in self.structs if struct.name == name)
 
     def fingerprint(self):
-        """What tandem_abi_fingerprint() gives: FNV-1a over size and member offsets of every struct, four bytes each."""
+        """Returns the value of tandem_abi_fingerprint(): FNV-1a over the structs' sizes and offsets, four bytes each."""
         numbers, value = [], 0xCBF29CE484222325
         for struct in self.structs:
             size, offsets = struct.layout()
@@ -92,13 +92,13 @@ class Header:
 
 @dataclasses.dataclass
 class Notes:
-    """The comments of the header, with their lines, by the names that they are about."""
-    comments: dict  # name: the comment above it, or behind it in its line
-    sections: dict  # name: the title of its section, "engine"
-    groups: dict    # name of a function: the comment that stands alone above several functions, "" where there is none
+    """The comments of the header, with their line breaks, by the names that they describe."""
+    comments: dict  # name: the comment above it, or behind it on its line
+    sections: dict  # name: the title of its section, such as "engine"
+    groups: dict    # name of a function: the comment that stands alone above several functions, or ""
     constants: list  # (comment above, [names]) for each run of constants
     heads: dict     # file name: the comment at its head
-    defaults: set   # names of the macros of defaults, TANDEM_*_INIT
+    defaults: set   # names of the default macros, TANDEM_*_INIT
 
 
 ITEM = re.compile(r"/\*(?P<comment>.*?)\*/|^#define (?P<constant>TANDEM_\w+) -?\d+u?(?=[ \n])|"
@@ -110,14 +110,14 @@ TITLE = re.compile(r" -+ (.*?) -+ $")
 
 
 def lines_of(comment):
-    """The text between the stars of a comment, without what begins each line."""
+    """Returns the text of a comment without its delimiters and without the beginnings of lines."""
     lines = [re.sub(r"^ *\* ?", "", line) if i else line.strip() for i, line in enumerate(comment.splitlines())]
     return "\n".join(line.rstrip() for line in lines).strip("\n")
 
 
 def add_notes(notes, text):
-    """Notes of one file. A comment is about what follows on the next line, or about what stands before it in its line. One
-    with an empty line behind it is about the functions behind it in its section."""
+    """Adds the notes of one file. A comment describes the item on the next line, or the item before it on the same line. If an
+    empty line follows a comment, it describes all later functions of its section."""
     section, group, above, last, shared = "", "", None, None, None
     for found in ITEM.finditer(text):
         kind, name = found.lastgroup, found[found.lastgroup]
@@ -142,7 +142,7 @@ def add_notes(notes, text):
         if kind == "function":
             signature = re.sub(r"tandem_\w+\(", "(", found[0])
             if not own and shared == (found.start() - 1, signature) and "(void" not in signature:
-                notes.comments[name] = notes.comments.get(last[0], "")  # one comment above two functions that are alike
+                notes.comments[name] = notes.comments.get(last[0], "")  # one comment above two similar functions
             shared = (found.end(), signature)
             notes.groups[name] = group
         notes.sections[name] = section
@@ -160,12 +160,12 @@ def notes_of(texts):
 
 
 def words_of(comment):
-    """The text of a comment, on one line."""
+    """Returns the text of a comment on one line."""
     return " ".join(line.strip().lstrip("*").strip() for line in comment[2:-2].strip().splitlines()) if comment else ""
 
 
 def type_of(text):
-    """'const struct tandem_layer_projection *' and the like."""
+    """Parses a type such as 'const struct tandem_layer_projection *'."""
     name = re.sub(r"\b(const|struct)\b|\*", " ", text).split()
     if len(name) != 1:
         raise SystemExit(f"header.py: {text!r} is no type that it knows")
@@ -199,13 +199,13 @@ def function_of(match, comment=""):
 
 
 def comment_before(text, line):
-    """The comment that ends on the line before the one that begins so; "" where there is none."""
+    """Returns the comment that ends on the line before the line that begins with `line`, or ""."""
     before = text[:text.index(line)].rstrip("\n")
     return words_of(before[before.rindex("/*"):]) if before.endswith("*/") else ""
 
 
 def parse(texts):
-    """texts: of the files, in the order in which tandem.h brings them."""
+    """Parses the header. texts: of the files, in the order in which tandem.h includes them."""
     text = "\n".join(texts)
     plain = COMMENT.sub("", text)
     constants = dict(re.findall(r"^#define (TANDEM_\w+) (-?\d+u?)[ ]*$", plain, re.M))
@@ -221,5 +221,5 @@ def parse(texts):
 
 
 def includes_of(text):
-    """The parts that tandem.h includes at its end, in order."""
+    """Returns the parts that tandem.h includes at its end, in order."""
     return re.findall(r'^#include "tandem/(\w+\.h)"$', text, re.M)

@@ -1,23 +1,25 @@
 # SPDX-License-Identifier: MIT
-"""What the members of the structs of options mean, as far as a binding must know it: read off their types, names and comments."""
+"""The meaning of option members as far as bindings need it, derived from their types, names and comments."""
 import dataclasses
 import re
 
-# The structs whose tables are made. Those of engines and layers have callbacks and structs of their own: bindings write them.
+# The structs with generated tables. Structs of engines and layers have callbacks and nested structs, so bindings write them by
+# hand.
 TABLES = ("tandem_cache_options", "tandem_session_options")
 TITLES = {"tandem_cache_options": "How keys and values are stored", "tandem_session_options": "How a cache is attended"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-    """kind: text, texts (with a count behind them), dtype, dtypes (one a layer), enum, flag, flags (with a count behind them), struct, or a number's type of C."""
+    """kind: text, texts (a count follows), dtype, dtypes (one a layer), enum, flag, flags (a count follows), struct, or a C
+    number type."""
     name: str
     kind: str
-    default: object  # a number, or a text
-    enum: str = ""   # "ROTATION" of TANDEM_ROTATION_*
+    default: object  # a number or a text
+    enum: str = ""   # "ROTATION" for TANDEM_ROTATION_*
     comment: str = ""
-    count: str = ""  # the member that has the length
-    struct: str = ""  # "tandem_pruning" that the member points to
+    count: str = ""  # name of the member with the length
+    struct: str = ""  # name of the struct that the member points to, such as "tandem_pruning"
 
 
 def kind_of(member, following):
@@ -44,8 +46,8 @@ def kind_of(member, following):
 
 
 def options_of(struct, with_structs=False):
-    """Options in the order of their members, without struct_size, counts and reserved members. Types for structs that an option
-    points to are written by hand in each binding; with_structs leaves such options in."""
+    """Returns the options in the order of their members, without struct_size, counts and reserved members. Each binding has
+    hand-written types for structs that an option points to. with_structs keeps such options."""
     options, members = [], struct.members[1:]
     counts = set()
     for member, following in zip(members, (*members[1:], None)):
@@ -74,7 +76,7 @@ def options_of(struct, with_structs=False):
 
 
 def sentence(option, rename, nothing, no_type, true, false):
-    """The comment as a binding says it. rename: of members' names; nothing: what NULL is there; no_type: likewise 0 of types."""
+    """Returns the comment in a binding's words. rename: maps members' names; nothing, no_type: words for NULL and type 0."""
     text = re.sub(r'^NULL: (?=")', "default: ", option.comment)
     text = re.sub(r"^TANDEM_\w+_\*; ", "", text)
     text = re.sub(r"\[[^\]]*\]|\b[a-z][a-z0-9]*(?:_[a-z0-9]+)+\b", lambda found: rename(found[0]), text)

@@ -84,7 +84,7 @@ void fill_defaults(BenchOptions* options) {
   if (options->q_len == 0) options->q_len = options->mode == Mode::kAppend ? 32 : options->mode == Mode::kPrefill ? 512 : 1;
 }
 
-// What one flag alone cannot know.
+// Checks that the flags fit together.
 Result check_together(const BenchOptions& options) {
   const auto number = [](int64_t value) { return static_cast<long long>(value); };
   if (options.n_q_heads % options.n_kv_heads != 0)
@@ -112,7 +112,7 @@ Result check_together(const BenchOptions& options) {
   return {};
 }
 
-// Flags that would change nothing are refused.
+// Refuses flags that would change nothing.
 Result check_used(const std::vector<std::string>& given, const BenchOptions& options) {
   const std::string& policy = options.policy;
   if (policy != "patterns")

@@ -23,13 +23,13 @@ double share_of(const BenchOptions& options, const Measurement& m) {
 
 const char* rotation_name(int32_t k_rotation) { return k_rotation == TANDEM_ROTATION_HADAMARD ? "hadamard" : "none"; }
 
-// "q8_0", or "q8_0, q4_0" where V has another.
+// Returns "q8_0", or "q8_0, q4_0" if V has another type.
 std::string type_names(const BenchOptions& options, int32_t kv_type) {
   const int32_t v_type = options.v_type_beside(kv_type);
   return v_type == kv_type ? dtype_name(kv_type) : text("%s, %s", dtype_name(kv_type), dtype_name(v_type));
 }
 
-// What was measured; times and rates only when the check has passed.
+// Returns a measurement as JSON; times and rates only if the check has passed.
 Json record(const Bench& bench, const Measurement& m) {
   const BenchOptions& options = bench.options;
   Json json;
@@ -115,7 +115,7 @@ std::string joined(const std::vector<std::string>& cells) {
   return line + "\n";
 }
 
-constexpr size_t kNumberWidth = 8;  // of most figures: 123456.7, 12345678
+constexpr size_t kNumberWidth = 8;  // width of most figures: 123456.7, 12345678
 
 struct Column {
   std::string header;
@@ -216,7 +216,7 @@ std::string MarkdownRows::add(const Measurement& measurement) {
   }
   widths[0] = std::max(widths[0], type_width_);
   widths[1] = keys_width_;
-  widths.back() = 0;  // what a check that fails says is long
+  widths.back() = 0;  // the message of a failed check is long
   table_ = RowTable(header, right_aligned, widths);
   return title(bench_) + table_.head() + table_.row(cells);
 }

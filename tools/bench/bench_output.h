@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Results as one JSON object per line, as CSV, or as rows of a Markdown table: each as it is measured.
+// Formats results as one JSON object per line, as CSV, or as rows of a Markdown table, each result as soon as it is
+// measured.
 #pragma once
 
 #include <string>
@@ -17,7 +18,7 @@ std::string csv_line(const Bench& bench, const Measurement& measurement);
 class MarkdownRows {
  public:
   explicit MarkdownRows(const Bench& bench);
-  // A row; before the first the title and the head of the table.
+  // Returns a row. The first one comes with the title and the head of the table.
   std::string add(const Measurement& measurement);
 
  private:

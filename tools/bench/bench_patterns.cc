@@ -8,7 +8,7 @@
 namespace tools {
 namespace {
 
-constexpr int64_t kSparseBlock = 64;  // tokens of a block that BLOCK_SPARSE names
+constexpr int64_t kSparseBlock = 64;  // tokens of a block of BLOCK_SPARSE
 
 bool is_full(const tandem_head_pattern& head) { return head.kinds == 0 || (head.kinds & TANDEM_PATTERN_FULL) != 0; }
 
@@ -16,12 +16,13 @@ int64_t in_units(int64_t n_tokens) {
   return (n_tokens + TANDEM_PATTERN_UNIT - 1) / TANDEM_PATTERN_UNIT * TANDEM_PATTERN_UNIT;
 }
 
-// The first sink_tokens, and those from `begin` on.
+// Returns the first sink_tokens and the keys from `begin` on.
 VisibleRange sinks_and(int64_t sink_tokens, int64_t begin, int64_t end) {
   return {std::min(in_units(sink_tokens), begin), begin, end};
 }
 
-// What one query attends is said by its KV head, all of whose query heads have A_SHAPE alone; else it is all keys.
+// In calls of one query the KV head decides. The query attends sinks and a window if all query heads of the group have
+// A_SHAPE alone, else all keys.
 VisibleRange range_of_one(const tandem_head_pattern* group, int64_t group_size, int64_t position) {
   int64_t sinks = 0, window = 0;
   for (int64_t g = 0; g < group_size; ++g) {

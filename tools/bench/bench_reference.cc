@@ -12,20 +12,20 @@
 namespace tools {
 namespace {
 
-constexpr int64_t kReadTokens = 2048;   // per read back
-constexpr int64_t kManyTokens = 16384;  // beyond this only the last layer and sequence are looked at
+constexpr int64_t kReadTokens = 2048;   // tokens per read-back
+constexpr int64_t kManyTokens = 16384;  // beyond this only the last layer and sequence are checked
 
-// A value's row as it is read back: that of its key where it aliases it.
+// Returns the row length of values as read back: that of the keys if V aliases K.
 int64_t value_stride(const BenchOptions& options) { return options.v_aliases_k ? options.head_dim : options.v_head_dim; }
 
-// One row of the output, and what it should be.
+// One row of the output, with its true value.
 struct Row {
   int32_t layer_idx = 0;
   int64_t sequence_idx = 0;
-  int64_t token = 0;  // of its sequence in this call
+  int64_t token = 0;  // index of the query in its sequence's part of the call
   int64_t q_head = 0;
   int64_t position = 0;          // of the query
-  bool round_weights = false;    // by the plain computation
+  bool round_weights = false;    // the plain computation rounds its weights
   std::vector<uint8_t> visible;  // [kv_len]
   std::vector<float> o;          // as written by the library
   float lse = 0;
@@ -44,7 +44,7 @@ struct Dots {
   float plain = 0;
 };
 
-// Radians per position of every pair of dims; empty where the library does not rotate.
+// Returns radians per position of every pair of dims. Empty: the library does not rotate.
 std::vector<double> rope_frequencies(const BenchOptions& options) {
   std::vector<double> frequencies;
   const int64_t n_pairs = options.rope_theta > 0 ? options.head_dim / 2 : 0;
@@ -53,7 +53,7 @@ std::vector<double> rope_frequencies(const BenchOptions& options) {
   return frequencies;
 }
 
-// q.k for vectors of `dim`.
+// Returns q.k for vectors of `dim`.
 Dots plain_dot(const float* q, const float* key, int64_t dim) {
   Dots sum;
   for (int64_t d = 0; d < dim; ++d) {
@@ -63,7 +63,7 @@ Dots plain_dot(const float* q, const float* key, int64_t dim) {
   return sum;
 }
 
-// After RoPE, as of the query as it is and the key rotated by the positions that it is ahead.
+// Returns q.k after RoPE: of the query as it is, and the key rotated by the positions that it is ahead.
 Dots rope_dot(const float* q, const float* key, const std::vector<double>& frequencies, int64_t n_ahead) {
   Dots sum;
   const size_t n_pairs = frequencies.size();
@@ -126,7 +126,7 @@ void divide(Row* row) {
   }
 }
 
-// K or V of a whole layer, piece by piece: take(row, options, piece, first, n_tokens) for every row.
+// Reads K or V of a whole layer back, piece by piece. Calls take(row, options, piece, first, n_tokens) for every row.
 template <typename Take>
 Result read_back(Workload* workload, std::vector<Row*> rows, bool values, int64_t kv_len, const Take& take) {
   ErrorSlot error;
@@ -147,7 +147,7 @@ Result read_back(Workload* workload, std::vector<Row*> rows, bool values, int64_
   return {};
 }
 
-// Rows of one layer and sequence.
+// Computes the truth for rows of one layer and sequence.
 Result compute_truth(Workload* workload, std::vector<Row*> rows) {
   const BenchOptions& options = workload->options();
   const auto kv_len = static_cast<int64_t>(rows[0]->visible.size());
@@ -173,7 +173,7 @@ std::string row_name(const Row& row) {
               static_cast<long long>(row.token), static_cast<long long>(row.q_head));
 }
 
-// Spacing of 1.0; of types whose values are read as f32, codes with scales, that of f32.
+// Returns the spacing at 1.0. For types with scales, whose values are read as f32, that of f32.
 double epsilon_of(int32_t kv_type) {
   switch (kv_type) {
     case TANDEM_F16:
@@ -211,8 +211,8 @@ std::string gate(const BenchOptions& options, int32_t kv_type, const std::vector
   return "ok";
 }
 
-// What the library says it selected for the next query of this head; under "patterns", for the last one, whose block attends
-// the same keys. A query sees none behind its own.
+// Asks the library which keys it selected for the next query of this head. Under "patterns" the answer is for the last
+// query, whose block attends the same keys. A query sees no key after its own.
 Result read_selection(Workload* workload, Row* row) {
   ErrorSlot error;
   const BenchOptions& options = workload->options();
@@ -236,7 +236,7 @@ void mark_visible(const BenchOptions& options, int64_t q_len, Row* row) {
   std::fill(row->visible.begin() + range.begin, row->visible.begin() + range.end, uint8_t{1});
 }
 
-// Whether this call goes through matrix products of bf16 weights, where the processor has such.
+// True if this call uses matrix products of bf16 weights, provided that the processor has them.
 bool weights_may_round(const BenchOptions& options, const Case& geometry, const MatmulRows& matmul_rows) {
   const bool bf16_q = options.io_type == TANDEM_BF16 && options.rope_theta == 0 &&
                       options.k_rotation_of(geometry.kv_type) == TANDEM_ROTATION_NONE;
@@ -249,7 +249,7 @@ bool searches(const BenchOptions& options, int64_t q_len, int64_t q_head) {
   return options.policy == "patterns" && !is_known_ahead(options.patterns.heads[static_cast<size_t>(q_head)], q_len);
 }
 
-// Under "patterns" also one of each other union of patterns.
+// Under "patterns" also chooses one head of each other union of patterns.
 std::set<int64_t> choose_heads(const BenchOptions& options) {
   std::set<int64_t> heads = {0, options.n_q_heads / 2, options.n_q_heads - 1};
   std::set<uint32_t> kinds;
@@ -260,7 +260,7 @@ std::set<int64_t> choose_heads(const BenchOptions& options) {
   return heads;
 }
 
-// Of a head that searches, the keys of the call's last block are told and no others.
+// For a head that searches, the library tells only the keys of the call's last block.
 std::set<int64_t> choose_tokens(const BenchOptions& options, int64_t q_len, int64_t q_head) {
   const int64_t first = searches(options, q_len, q_head) ? last_block(q_len) : 0;
   return {first, (first + q_len) / 2, q_len - 1};
@@ -299,8 +299,8 @@ void copy_output(const Workload& workload, int64_t q_len, Row* row) {
   row->lse = workload.lse(token, row->q_head);
 }
 
-// The step that is timed. Where the policy selects, the answers looked at are those to a second question about the same
-// keys: what the library says it selects is about the query that comes next.
+// Runs the timed step. If the policy selects, the checked outputs are those of a second call with the same keys, because the
+// library's selection is that for the next query.
 Result run_step(Workload* workload, std::vector<Row>* rows) {
   const Case& geometry = workload->geometry();
   const bool selected = workload->selects_keys() && geometry.q_len == 1;
@@ -346,7 +346,7 @@ Result check_outputs(Workload* workload, const MatmulRows& matmul_rows, std::str
   for (size_t first = 0; first < rows.size();) {
     TOOL_TRY(check_interrupted());
     bar.show(static_cast<int64_t>(first));
-    std::vector<Row*> same;  // rows of one layer and sequence stand together
+    std::vector<Row*> same;  // rows of one layer and sequence are consecutive
     for (; first < rows.size(); ++first) {
       if (!same.empty() &&
           (rows[first].layer_idx != same[0]->layer_idx || rows[first].sequence_idx != same[0]->sequence_idx))

@@ -18,7 +18,7 @@ std::string first_line(const std::string& path) {
   return line;
 }
 
-// "32768K", "30M", "1073741824": bytes; 0 for anything else ("max", no such file).
+// Parses "32768K", "30M", "1073741824" to bytes. Returns 0 for anything else ("max", no such file).
 int64_t parse_bytes(const std::string& value) {
   int64_t bytes = 0;
   size_t i = 0;
@@ -29,8 +29,8 @@ int64_t parse_bytes(const std::string& value) {
   return bytes;
 }
 
-// What the limits of a group and of those above it leave. A container may see its own group as the root: then the folders of
-// the path are not there.
+// Returns the bytes that the limits of a group and of the groups above it leave. A container may see its own group as the
+// root. Then the folders of the path do not exist.
 int64_t left_in_groups(const std::string& mount, std::string group, const char* limit_name, const char* used_name) {
   int64_t left = INT64_MAX;
   for (;; group.resize(group.rfind('/'))) {
@@ -72,7 +72,7 @@ std::string processor_name(const std::string& root) {
 }
 
 int64_t last_level_cache_bytes(const std::vector<int32_t>& cpus) {
-  std::map<std::string, int64_t> caches;  // shared_cpu_list -> bytes
+  std::map<std::string, int64_t> caches;  // key: shared_cpu_list, value: bytes
   for (const int32_t cpu : cpus) {
     std::string shared;
     int64_t bytes = 0, best_level = 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What the probes need to know of the machine, from /proc and /sys.
+// Facts about the machine for the probes, from /proc and /sys.
 #pragma once
 
 #include <cstdint>
@@ -8,17 +8,17 @@
 
 namespace tools {
 
-// CPUs of the affinity mask: one of each core first, then the second threads of the same cores.
+// Returns the CPUs of the affinity mask: first one of each core, then the second threads of the same cores.
 std::vector<int32_t> cpus_by_core();
 
-// As the system names the processor; "unknown" where the system does not.
+// Returns the system's name of the processor, or "unknown".
 std::string processor_name(const std::string& root = "");
 
-// Sum over the distinct last-level caches of these CPUs; 32 MiB where the system does not say.
+// Returns the sum over the distinct last-level caches of these CPUs; 32 MiB if the system does not tell.
 int64_t last_level_cache_bytes(const std::vector<int32_t>& cpus);
 
-// What may be allocated without pushing anything out: MemAvailable, or less where the process's cgroup (v1 or v2) or one
-// above it has a limit. root: put before /proc and /sys; tests keep a tree of their own there.
+// Returns the bytes that can be allocated without swapping: MemAvailable, or less if the process's cgroup (v1 or v2) or one
+// above it has a limit. root: prefix of /proc and /sys; tests use their own tree.
 int64_t available_memory_bytes(const std::string& root = "");
 
 }  // namespace tools

@@ -30,7 +30,7 @@ dnnl::matmul::primitive_desc describe(const dnnl::engine& engine, const dnnl::me
 
 }  // namespace
 
-// One thread's matrices and the primitive over them.
+// One thread's matrices and the primitive that multiplies them.
 struct MatmulRate::Product {
   dnnl::engine engine{dnnl::engine::kind::cpu, 0};
   dnnl::stream stream{engine};
@@ -55,7 +55,7 @@ struct MatmulRate::Product {
   }
 
  private:
-  // Small ordinary numbers in either type: 0x3c3c is 0.0115 as bf16, 0x3c3c3c3c about the same as f32.
+  // Small normal numbers in either type: 0x3c3c is 0.0115 as bf16, 0x3c3c3c3c is about the same as f32.
   dnnl::memory filled(const dnnl::memory::desc& desc) {
     dnnl::memory memory(desc, engine);
     std::fill_n(static_cast<char*>(memory.get_data_handle()), desc.get_size(), static_cast<char>(0x3c));
@@ -82,12 +82,13 @@ std::string MatmulRate::best_shape() const {
 
 double MatmulRate::measure() { return pass(best_shape_); }
 
-// oneDNN takes the number of threads from OpenMP when a primitive is made and when it runs: one, on each thread.
+// oneDNN takes the number of threads from OpenMP when a primitive is created and when it runs. Here it is one on each
+// thread.
 Result MatmulRate::prepare(int32_t dtype) {
   const auto type = dtype == TANDEM_BF16 ? dnnl::memory::data_type::bf16 : dnnl::memory::data_type::f32;
   for (const Shape& shape : kShapes) {
     std::vector<std::unique_ptr<Product>> products(static_cast<size_t>(team_->size()));
-    std::mutex making;  // oneDNN guards its cache of primitives itself, unseen by ThreadSanitizer
+    std::mutex making;  // oneDNN guards its cache of primitives, but ThreadSanitizer does not see that
     bool failed = false;
     team_->run([&](int32_t thread_idx) {
       omp_set_num_threads(1);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
-// What the machine's cores reach in dense matrix products: the yardstick of appends and prefills.
+// Measures the rate of dense matrix products on the machine's cores, the limit of appends and prefills.
 //
-// Every thread of the team, bound to its core, multiplies matrices of its own with oneDNN, the weights in the layout that
-// oneDNN likes best. Calibration tries a few shapes, from the tiles of attention to one with a long inner dimension, and
-// keeps the fastest, so that the limit is that of the machine and not that of one shape.
+// Every thread of the team, bound to its core, multiplies its own matrices with oneDNN, with the weights in oneDNN's
+// preferred layout. Calibration tries a few shapes, from the tiles of attention to one with a long inner dimension, and
+// keeps the fastest. So the limit is the machine's and not that of one shape.
 #pragma once
 
 #include <cstdint>
@@ -18,11 +18,11 @@ namespace tools {
 
 class MatmulRate {
  public:
-  // dtype: TANDEM_F32, or TANDEM_BF16 for products of bf16 summed in f32 (refused where oneDNN has none here).
+  // dtype: TANDEM_F32, or TANDEM_BF16 for products of bf16 summed in f32 (refused if oneDNN has none on this machine).
   static Result create(PinnedTeam* team, int32_t dtype, std::unique_ptr<MatmulRate>* probe);
   ~MatmulRate();
 
-  double measure();  // GFLOP/s of one pass of a few milliseconds, the best shape
+  double measure();  // GFLOP/s of one pass of a few milliseconds with the best shape
   std::string best_shape() const;
 
  private:

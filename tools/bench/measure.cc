@@ -15,10 +15,10 @@ namespace {
 
 constexpr int64_t kWarmupSteps = 3;
 constexpr int64_t kMostLayers = 1024;
-constexpr int64_t kWakeCalls = 100;   // per repeat: they take microseconds
-constexpr double kMemoryShare = 0.8;  // of what is available
+constexpr int64_t kWakeCalls = 100;   // per repeat; a call takes microseconds
+constexpr double kMemoryShare = 0.8;  // share of the available memory
 
-// A decode loop grows; the other calls are repeated at the same length.
+// In a decode loop sequences grow. Other calls are repeated at the same length.
 bool grows(const BenchOptions& options) { return options.mode == Mode::kDecode; }
 
 int64_t token_kv_bytes(const BenchOptions& options, int32_t kv_type) {
@@ -27,7 +27,8 @@ int64_t token_kv_bytes(const BenchOptions& options, int32_t kv_type) {
   return options.n_kv_heads * (options.v_aliases_k ? k_bytes : k_bytes + v_bytes);
 }
 
-// Keys of a sequence that every call reads, at least: what a policy selects beyond that is not known beforehand.
+// Returns the least number of keys of a sequence that every call reads. A policy may select more, which is not known
+// beforehand.
 int64_t least_keys_read(const BenchOptions& options, int64_t kv_len) {
   if (options.policy == "patterns")
     return least_keys(options.patterns.heads, options.n_q_heads / options.n_kv_heads, options.q_len, kv_len);
@@ -35,8 +36,9 @@ int64_t least_keys_read(const BenchOptions& options, int64_t kv_len) {
   return std::clamp<int64_t>(options.window + options.sinks, 1, kv_len);
 }
 
-// As many layers as make what is read of all of them, and of the cases between, kColdCaches times the last-level cache. A
-// double, as nobody has checked yet that so many bytes are there, nor that 64 bits count them.
+// Returns the number of layers for which all reads of a rotation, including those of interleaved cases, are kColdCaches
+// times the last-level cache. The argument is a double, because no check has yet shown that so many bytes exist or fit into
+// 64 bits.
 int32_t n_layers_for(const Bench& bench, double layer_bytes_read) {
   if (bench.options.n_layers > 0) return static_cast<int32_t>(bench.options.n_layers);
   if (bench.options.mode == Mode::kWake) return 1;
@@ -53,7 +55,7 @@ Result check_memory(int64_t kv_len, int32_t kv_type, double bytes) {
                 dtype_name(kv_type), bytes / 0x1p30, available / 0x1p30);
 }
 
-// Pairs of a query and a key that it sees, in one query head.
+// Returns the (query, key) pairs of one query head in which the query sees the key.
 int64_t head_pairs(const Workload& workload, int64_t q_head) {
   const BenchOptions& options = workload.options();
   const int64_t q_len = workload.geometry().q_len;
@@ -72,7 +74,7 @@ Result timed_attend(Workload* workload, int32_t layer_idx, double* seconds) {
   return result;
 }
 
-// The bytes that the session says it has read, per call of the step that lies between the two.
+// Returns the bytes read per call of the step between `before` and `after`, by the session's statistics.
 int64_t bytes_per_call(const tandem_session_stats& before, const tandem_session_stats& after, int64_t n_calls) {
   return (after.resident_kv_bytes_read - before.resident_kv_bytes_read + after.host_kv_bytes_read -
           before.host_kv_bytes_read) /
@@ -81,7 +83,7 @@ int64_t bytes_per_call(const tandem_session_stats& before, const tandem_session_
 
 }  // namespace
 
-// The session's statistics tell what a step has read.
+// The session's statistics tell how much a step has read.
 Result CaseTiming::run_step(bool keep) {
   const int32_t n_layers = workload_->geometry().n_layers;
   tandem_session_stats before, after;
@@ -116,7 +118,7 @@ Result CaseTiming::repeat() {
   return {};
 }
 
-// Statistics that do not add up would make every figure worthless: policy "all" reads every key once.
+// Checks the statistics, because wrong ones would make every figure worthless: policy "all" reads every key once.
 std::string CaseTiming::check_bytes() const {
   const BenchOptions& options = bench_.options;
   if (options.policy != "all") return "ok";
@@ -128,7 +130,8 @@ std::string CaseTiming::check_bytes() const {
               static_cast<long long>(measurement_.kv_bytes), static_cast<long long>(expected));
 }
 
-// Heads whose keys positions say have as many pairs as the rules give them. Nothing is counted in calls of one query.
+// Checks the number of pairs if positions alone determine the keys of every head. In calls of one query no pairs are
+// counted.
 std::string CaseTiming::check_pairs() const {
   const BenchOptions& options = bench_.options;
   const auto searches = [&](const tandem_head_pattern& head) { return !is_known_ahead(head, options.q_len); };
@@ -142,7 +145,7 @@ std::string CaseTiming::check_pairs() const {
               static_cast<long long>(measurement_.pairs), static_cast<long long>(expected));
 }
 
-// Of all query heads. What heads search for is known from the session's statistics alone.
+// Returns the pairs of all query heads. Only the session's statistics have the pairs of heads that search.
 double CaseTiming::call_pairs() const {
   const BenchOptions& options = bench_.options;
   if (options.policy == "patterns") return static_cast<double>(measurement_.pairs);
@@ -167,7 +170,7 @@ Measurement CaseTiming::finish() {
 Spread spread_of(std::vector<double> values) {
   if (values.empty()) return {};
   std::sort(values.begin(), values.end());
-  const auto at = [&](double share) {  // between neighbours where the place is no whole number
+  const auto at = [&](double share) {  // interpolates between neighbours
     const double place = share * static_cast<double>(values.size() - 1);
     const auto below = static_cast<size_t>(place);
     const size_t above = std::min(below + 1, values.size() - 1);

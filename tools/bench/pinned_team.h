@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Threads for the probes of the machine: each bound to a CPU, asleep between passes, started together.
+// Threads for the probes of the machine. Each is bound to a CPU and sleeps between passes; all start together.
 #pragma once
 
 #include <atomic>
@@ -20,7 +20,7 @@ class PinnedTeam {
   PinnedTeam& operator=(const PinnedTeam&) = delete;
 
   int32_t size() const { return static_cast<int32_t>(threads_.size()); }
-  // work(thread_idx) on every thread; seconds from the first start, once all are awake, to the last end.
+  // Runs work(thread_idx) on every thread. Returns the seconds from the first start, once all are awake, to the last end.
   double run(const std::function<void(int32_t)>& work);
 
  private:

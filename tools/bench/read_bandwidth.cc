@@ -10,7 +10,8 @@
 namespace tools {
 namespace {
 
-// One copy per vector width, chosen when the program is loaded: before ThreadSanitizer has started, which that crashes.
+// One copy per vector width, chosen when the program is loaded. ThreadSanitizer starts only after that and would crash, so
+// it gets no copies.
 #if defined(__x86_64__) && defined(__GLIBC__) && !defined(__clang__) && !defined(__SANITIZE_THREAD__)
 #define TOOLS_BEST_VECTORS [[gnu::target_clones("avx512f", "avx2", "default")]]
 #else
@@ -23,8 +24,8 @@ constexpr int64_t kCalibrationPasses = 5;
 
 using Line [[gnu::vector_size(kLineBytes)]] = uint64_t;
 
-// kStreams parts of the chunk, two lines of each in turn. kAhead: lines prefetched ahead, 0 for none, past all
-// caches but the first where the processor can.
+// Reads kStreams parts of the chunk, two lines of each in turn. kAhead: lines prefetched ahead; 0: none. The prefetches skip
+// all caches but the first if the processor can do that.
 template <int32_t kStreams, int64_t kAhead>
 [[gnu::always_inline]] inline void read_streams(const Line* chunk, Line* sum) {
   constexpr int64_t kLines = kChunkBytes / kLineBytes / kStreams;
@@ -44,8 +45,8 @@ template <int32_t kStreams, int64_t kAhead>
   for (int32_t s = 0; s < kStreams; ++s) *sum += sums[s];
 }
 
-// In order, while 4 pages of 4 KiB, 16 KiB ahead, are prefetched a line of each in turn: the second-level cache's prefetcher
-// follows them side by side.
+// Reads in order. Meanwhile prefetches 4 pages of 4 KiB, 16 KiB ahead, a line of each in turn. The second-level cache's
+// prefetcher follows all four.
 [[gnu::always_inline]] inline void read_pages(const Line* chunk, Line* sum) {
   constexpr int64_t kPageLines = 4096 / kLineBytes, kPages = 4, kGroupLines = kPages * kPageLines;
   Line sums[kPages] = {};
@@ -110,7 +111,7 @@ const char* ReadBandwidth::best_way() const { return kWays[best_way_].name; }
 
 double ReadBandwidth::measure() { return pass(best_way_); }
 
-// Written, not only touched: untouched pages would all be the one page of zeros.
+// Writes the pages. Pages that are only read would all be the one page of zeros.
 void ReadBandwidth::first_touch() {
   const int64_t part_bytes = chunks_per_thread_ * kChunkBytes;
   team_->run([&](int32_t thread_idx) {

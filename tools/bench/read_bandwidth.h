@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
-// What the machine's memory gives to threads that do nothing but read.
+// Measures the memory bandwidth of threads that only read.
 //
-// It is the yardstick of decode, so it must not be measured too low. Every thread is bound to a core and reads its own
-// part of a buffer several times as large as the last-level cache, placed by first touch and on huge pages, in chunks of
-// 1 MiB; who has finished takes chunks of the others, so that one thread losing its core for a while does not decide
-// the pass. Within a chunk several streams are read at once, with and without prefetches; which of these ways is the
-// fastest differs between machines, so calibration tries them all, in turns, and keeps the best.
+// It is the limit of decode, so it must not be measured too low. Every thread is bound to a core and reads its own part of a
+// buffer several times as large as the last-level cache. The buffer is placed by first touch, on huge pages, and read in
+// chunks of 1 MiB. A thread that has finished takes chunks of other threads, so a thread that loses its core for a while
+// does not decide the pass. Within a chunk several streams are read at once, with or without prefetches. The fastest of
+// these ways differs between machines. So calibration tries all of them in turns and keeps the best.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,7 @@ class ReadBandwidth {
   ReadBandwidth(const ReadBandwidth&) = delete;
   ReadBandwidth& operator=(const ReadBandwidth&) = delete;
 
-  double measure();  // GB/s of one pass, the best way
+  double measure();  // GB/s of one pass, read in the best way
   const char* best_way() const;
   int64_t buffer_bytes() const { return buffer_bytes_; }
 
@@ -41,7 +41,7 @@ class ReadBandwidth {
   char* buffer_ = nullptr;
   int64_t buffer_bytes_ = 0;
   int64_t chunks_per_thread_ = 0;
-  std::vector<Counter> next_chunk_;    // per thread's part
+  std::vector<Counter> next_chunk_;    // chunks of each thread's part
   std::atomic<uint64_t> checksum_{0};  // keeps the compiler from dropping the reads
   int32_t best_way_ = 0;
 };

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// tandem-bench: how fast attention is, as a share of what this machine's memory or cores can give at all.
+// tandem-bench: measures attention as a share of what this machine's memory or cores can reach.
 //
-// No figure without a passing check of the same outputs in the same run, no share without the limit measured in the same
-// run, between the repeats that are timed. See measure.h for the order of work.
+// Every figure needs a passing check of the same outputs in the same run. Every share needs a limit measured in the same
+// run, between the timed repeats. measure.h has the order of work.
 #include <cstdio>
 
 #include "examples/generate/interrupt.h"
@@ -20,7 +20,7 @@
 namespace tools {
 namespace {
 
-// What Bench points to.
+// The objects that Bench points to.
 struct Machine {
   Engine engine;
   std::unique_ptr<PinnedTeam> team;
@@ -47,10 +47,10 @@ Result start_engine(const BenchOptions& options, Machine* machine, Bench* bench)
   return matmul_rows_of(report, &bench->matmul_rows);
 }
 
-// Some lines of a buffer of a few times the cache are still there when their turn comes again; with this many it is 2 %.
+// In a buffer of a few times the cache, some lines are still cached when their turn comes again. With this many it is 2 %.
 constexpr int64_t kProbeCaches = 16;
 
-// As many threads as the engine has.
+// Starts as many threads as the engine has.
 Result start_probes(const BenchOptions& options, Machine* machine, Bench* bench) {
   bench->cache_bytes = last_level_cache_bytes(cpus_by_core());
   if (options.mode == Mode::kWake) return {};
@@ -67,13 +67,13 @@ Result start_probes(const BenchOptions& options, Machine* machine, Bench* bench)
   return {};
 }
 
-// Measuring goes on only while somebody gets the figures.
+// Measuring continues only while the output can be written.
 Result print(const std::string& line) {
   std::fputs(line.c_str(), stdout);
   return flush_stdout();
 }
 
-// Results as they come.
+// Prints results as they come.
 struct Printer {
   const Bench& bench;
   MarkdownRows markdown;
@@ -100,7 +100,7 @@ Result repeat_in_turns(const Cases& cases, const std::string& label, int64_t n) 
   return {};
 }
 
-// Repeats of the cases in turns; then they are over. After Ctrl-C those that were measured at all are printed.
+// Repeats the cases in turns and removes them. After Ctrl-C prints those with at least one repeat.
 Result run_repeats(Cases* cases, const std::string& label, int64_t n, Printer* printer) {
   if (cases->empty()) return {};
   int64_t rotation_bytes = 0;
@@ -132,7 +132,7 @@ Result run_cases(const Bench& bench, Printer* printer) {
   return run_repeats(&cases, text("%zu cases", n_cases), options.repeats, printer);
 }
 
-// What Ctrl-C has left.
+// Runs all cases. After Ctrl-C reports how many have results.
 Result measure(const Bench& bench, bool* all_ok) {
   Printer printer{bench, MarkdownRows(bench), all_ok};
   const Result measured = run_cases(bench, &printer);

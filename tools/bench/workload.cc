@@ -14,11 +14,11 @@
 namespace tools {
 namespace {
 
-constexpr int64_t kFillTokens = 4096;  // per append
-constexpr int64_t kPoolTokens = 5000;  // no multiple of a page: each append takes another range
+constexpr int64_t kFillTokens = 4096;  // tokens per append
+constexpr int64_t kPoolTokens = 5000;  // not a multiple of a page, so each append takes another range
 constexpr int64_t kObservedTokens = 32;
 constexpr float kLogitDeviation = 3.0f;
-constexpr float kSharedDirection = 0.95f;  // the rest, sqrt(1 - 0.95^2), is each token's own
+constexpr float kSharedDirection = 0.95f;  // the rest, sqrt(1 - 0.95^2), differs for each token
 
 tandem_layer_options layer_options(const BenchOptions& options) {
   tandem_layer_options layer = TANDEM_LAYER_OPTIONS_INIT;
@@ -41,7 +41,7 @@ tandem_cache_options cache_options(const BenchOptions& options, int32_t kv_type)
   return cache;
 }
 
-// The options of a session, and the heads that they point to: those of one layer, for each of n_layers.
+// The options of a session, and the heads that they point to: the heads of one layer, repeated for each of n_layers.
 struct SessionSettings {
   std::vector<tandem_head_pattern> heads;
   tandem_patterns patterns = TANDEM_PATTERNS_INIT;
@@ -177,7 +177,7 @@ Result Workload::fill(int64_t n_tokens) {
   return observed > 0 ? observe(observed) : Result();
 }
 
-// One append of several tokens: a policy looks at every key again and selects.
+// Makes one append of several tokens, in which a policy looks at every key again and selects.
 Result Workload::observe(int64_t n_tokens) {
   ErrorSlot error;
   TOOL_TRY(step_begin(n_tokens));

@@ -7,7 +7,7 @@
 
 namespace tools {
 
-// The driver's functions of these names. A result is 0 where the call has succeeded.
+// The driver's functions of these names. They return 0 on success.
 struct DriverFunctions {
   using Address = unsigned long long;
   int (*init)(unsigned flags);
@@ -40,7 +40,7 @@ Result find_function(void* library, const char* name, Function* function) {
 
 }  // namespace
 
-// The library stays: a driver does not go before the process.
+// The library is never unloaded: a driver stays until the process ends.
 Result DriverFunctions::load() {
   void* library = dlopen(kDriver, RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) return refuse("device memory needs CUDA's driver: %s", dlerror());

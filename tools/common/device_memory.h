@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
-// Memory of a device for programs on the C ABI, which link no CUDA: the driver's library, libcuda.so.1, is opened when the
-// first device is.
+// Device memory for programs on the C ABI that do not link CUDA. The first device that is opened loads the driver's library,
+// libcuda.so.1.
 //
-// Buffers are of the device's primary context. libtandem-cuda.so computes in it, too, so its calls take them as they are.
-// They are used by the thread that has opened the device.
+// Buffers belong to the device's primary context. libtandem-cuda.so computes in it, too, so its calls take the buffers
+// directly. Only the thread that has opened the device may use them.
 #pragma once
 
 #include <cstdint>
@@ -17,13 +17,13 @@ struct DriverFunctions;
 
 class DeviceMemory {
  public:
-  // device_idx: as the engine's report and tandem_tensor count devices.
+  // device_idx: the index of the device in the engine's report and in tandem_tensor.
   static Result open(int32_t device_idx, std::unique_ptr<DeviceMemory>* device);
   DeviceMemory(const DeviceMemory&) = delete;
   DeviceMemory& operator=(const DeviceMemory&) = delete;
   ~DeviceMemory();
 
-  Result wait() const;  // until the device has finished all that it has been given
+  Result wait() const;  // until the device has finished all of its work
   int32_t device_idx() const { return device_idx_; }
 
  private:
@@ -31,11 +31,11 @@ class DeviceMemory {
   DeviceMemory(int32_t device_idx, std::unique_ptr<DriverFunctions> driver);
 
   int32_t device_idx_;
-  int device_ = -1;  // as the driver names it; -1: its context is not retained
+  int device_ = -1;  // the driver's number; -1: its context is not retained
   std::unique_ptr<DriverFunctions> driver_;
 };
 
-// Goes before the DeviceMemory that it is of.
+// A buffer must be destroyed before its DeviceMemory.
 class DeviceBuffer {
  public:
   DeviceBuffer() = default;
@@ -44,10 +44,10 @@ class DeviceBuffer {
   ~DeviceBuffer();
 
   static Result create(const DeviceMemory* device, int64_t bytes, DeviceBuffer* buffer);
-  // The whole buffer; both wait.
+  // Copy the whole buffer and wait.
   Result upload(const void* from) const;
   Result download(void* to) const;
-  void* data() const { return data_; }  // NULL: there is no buffer
+  void* data() const { return data_; }  // NULL: no buffer
 
  private:
   const DeviceMemory* device_ = nullptr;

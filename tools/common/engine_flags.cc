@@ -17,7 +17,7 @@ Result EngineFlags::check() {
     return refuse("--isa = %s: this processor does not have it", tandem_cpu_isa_name(isa));
   if (!backend_path.empty() && backend.empty())
     return usage_error("--backend-path = %s: --backend is missing", backend_path.c_str());
-  // The library takes absolute paths alone.
+  // The library takes only absolute paths.
   if (!backend_path.empty()) backend_path = std::filesystem::absolute(backend_path);
   return {};
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The flags that say how an engine is made.
+// The flags that control how an engine is created.
 #pragma once
 
 #include <string>

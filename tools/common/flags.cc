@@ -12,7 +12,7 @@
 namespace tools {
 namespace {
 
-// An int64_t or a double.
+// Number: int64_t or double.
 template <typename Number>
 Stored parse_number(const std::string& value, Number min, Number max, Number* to) {
   Number number = 0;
@@ -25,7 +25,7 @@ Stored parse_number(const std::string& value, Number min, Number max, Number* to
   return Stored::kYes;
 }
 
-// Every element of "a,b,c" through parse(); nothing is stored unless all are good and there is at least one.
+// Calls parse() for every element of "a,b,c". Stores the list only if all elements are good and there is at least one.
 template <typename T, typename Parse>
 Stored parse_list(const std::string& value, std::vector<T>* to, const Parse& parse) {
   std::vector<T> list;
@@ -74,14 +74,14 @@ std::vector<std::string> names_of(const std::vector<Flag>& flags) {
   return names;
 }
 
-// A word where a flag should be. Maybe its dashes were forgotten.
+// Handles a word in the place of a flag. The user may have forgotten the dashes.
 Result positional(const std::vector<Flag>& flags, const std::string& word) {
   const bool is_flag = find_flag(flags, "--" + word) != nullptr;
   return usage_error("unexpected argument \"%s\"%s; --help lists the flags", word.c_str(),
                      is_flag ? (" (did you mean --" + word + "?)").c_str() : "");
 }
 
-// Of the first element that is none of the flag's words.
+// Returns a "did you mean" for the first element that is none of the flag's words.
 std::string nearest_word(const Flag& flag, const std::string& value) {
   for (size_t begin = 0; begin <= value.size();) {
     const size_t end = std::min(value.find(',', begin), value.size());

@@ -14,7 +14,7 @@ uint64_t next_random(uint64_t* state) {
   return z ^ (z >> 31);
 }
 
-// The sum of four uniform numbers of 16 bits: mean 0, variance 1, tails to 3.5.
+// Each number is the sum of four uniform numbers of 16 bits: mean 0, variance 1, tails to 3.5.
 void fill_normal(float* out, int64_t n, uint64_t seed) {
   uint64_t state = seed * 0x2545f4914f6cdd1d + 1;
   const float scale = std::sqrt(3.0f) / 65536.0f;

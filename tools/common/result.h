@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What a step of a tool returns: nothing, or the one line that the user gets to read.
+// The result of a step of a tool: nothing, or one line of text for the user.
 #pragma once
 
 #include <string>
@@ -14,8 +14,8 @@ class [[nodiscard]] Result {
   enum class Kind {
     kDone,
     kFailed,
-    kUsage,       // the command line is wrong, whatever the machine and the files are
-    kInterrupted  // Ctrl-C or SIGTERM came
+    kUsage,       // the command line is wrong on every machine and with any files
+    kInterrupted  // Ctrl-C or SIGTERM arrived
   };
   Result() = default;
   Result(std::string message, Kind kind) : kind_(kind), message_(std::move(message)) {}
@@ -33,7 +33,7 @@ class [[nodiscard]] Result {
 [[gnu::format(printf, 1, 2)]] Result refuse(const char* format, ...);
 [[gnu::format(printf, 1, 2)]] Result usage_error(const char* format, ...);
 [[gnu::format(printf, 1, 2)]] Result interrupted(const char* format, ...);
-// Long work begins its parts with it, after generate::catch_interrupts().
+// Fails after Ctrl-C. Long work calls this before each of its parts, after generate::catch_interrupts().
 Result check_interrupted();
 
 // The last argument of calls into the library:

@@ -32,7 +32,7 @@ int run_tool(const char* name, int argc, const char* const* argv, ToolFn run) {
   Result result = guarded(argc, argv, run, &good);
   if (result.ok()) result = flush_stdout();
   if (result.ok()) return good ? 0 : 1;
-  // Names out of files reach this line: it stays one line, and sends nothing to the terminal but text.
+  // The message may contain names from files. It must stay one line and send only text to the terminal.
   std::string line = result.message();
   for (char& c : line)
     if (static_cast<unsigned char>(c) < 32 || c == 127) c = '?';

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Tables for people: columns aligned, numbers to the right. The Markdown form is also readable as it is.
+// Tables for people: aligned columns, with numbers to the right. The Markdown form is also readable as it is.
 #pragma once
 
 #include <string>
@@ -7,8 +7,8 @@
 
 namespace tools {
 
-// A table whose rows are printed as they come. The columns are as wide as the widest cell that is expected; a wider one
-// makes its own row longer.
+// A table that prints its rows one by one. Columns are as wide as the widest expected cell. A wider cell makes its own row
+// longer.
 class RowTable {
  public:
   RowTable() = default;

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What can be completed, read from the help texts of the programs (docs/man/help): commands, the words behind them, flags
+"""Reads from the help texts of the programs (docs/man/help) what can be completed: commands, the words after them, flags
 and their values."""
 import dataclasses
 import re
@@ -13,7 +13,7 @@ FOLDERS = {"DIR"}
 @dataclasses.dataclass
 class Flag:
     name: str
-    value: str  # as the help text has it; empty: a switch
+    value: str  # as in the help text; empty: a switch
     text: str
 
     @property
@@ -22,7 +22,7 @@ class Flag:
 
     @property
     def words(self):
-        """The values that a flag takes, where they are named."""
+        """Returns the values of a flag if the help text names them."""
         value = self.value.removesuffix("[,...]")
         return value.split("|") if "|" in value else []
 
@@ -37,11 +37,11 @@ class Flag:
 
 @dataclasses.dataclass
 class Scope:
-    """A command line behind its first words: "info", or "patterns profile"."""
+    """The first words of a command line: "info", or "patterns profile"."""
     name: str
     flags: list
-    words: dict  # what stands first, with what it does: the modes of bench, the parts of patterns
-    takes_file: bool = False  # a file stands before the flags
+    words: dict  # possible first words with their descriptions: the modes of bench, the parts of patterns
+    takes_file: bool = False  # a file comes before the flags
 
     @property
     def key(self):
@@ -57,12 +57,13 @@ def flags_of(text):
         elif flags and re.match(r" {9,}\S", line):
             flags[-1].text = (flags[-1].text + " " + line.strip()).strip()
         elif not line.strip() and flags:
-            break  # what follows is not about flags
+            break  # the rest is not about flags
     return flags
 
 
 def usage_words(text, command):
-    """Words behind the command's name in its calls: "decode|append [flags]", "show FILE [flags]"; with what comes next."""
+    """Returns the words after the command's name in its usage lines, such as "decode|append [flags]" or "show FILE [flags]".
+    Each of them maps to the word after it."""
     words = {}
     for line in text.splitlines():
         found = re.match(rf"tandem {command} ([a-z|]+)(?: (\S+))?", line)
@@ -72,7 +73,7 @@ def usage_words(text, command):
 
 
 def described(words, text):
-    """With what the help text says of each: "  decode   one new token ...", or "show: which keys ..."."""
+    """Adds to each word its text in the help: "  decode   one new token ...", or "show: which keys ..."."""
     said = {}
     for word in words:
         found = re.search(rf"^ *{word}(?:  +|: )(\S.*)$", text, re.M)
@@ -81,7 +82,7 @@ def described(words, text):
 
 
 def scopes_of(texts):
-    """texts: help texts by the program's name, as "tandem-patterns-profile"."""
+    """Returns all scopes. texts: help texts by the program's name, such as "tandem-patterns-profile"."""
     scopes = []
     for name, text in texts.items():
         command = name.removeprefix("tandem").removeprefix("-").replace("-", " ")
@@ -90,7 +91,7 @@ def scopes_of(texts):
         words = usage_words(text, command)
         flags = flags_of(text)
         parts = {word for word in words if f"{name}-{word}" in texts or f"Flags of {word}:" in text}
-        if " " in command:  # a part of a command that has been met
+        if " " in command:  # a part of a command that came earlier
             scopes.append(Scope(command, flags, {}, "FILE" in usage_of(text)))
         elif parts:
             standard = [flag for flag in flags if flag.name in ("--help", "--version")]
@@ -112,5 +113,5 @@ def usage_of(text):
 
 
 def commands_of(front):
-    """The commands of tandem, with what they do."""
+    """Returns the commands of tandem with their descriptions."""
     return {found["name"]: found["text"] for found in map(COMMAND.match, front.split("\n\n")[2].splitlines()) if found}

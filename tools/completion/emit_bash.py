@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""Completion for bash: tables of words in case statements, and one function that reads them. It takes nothing of the package
-bash-completion but the folder that this loads files from."""
+"""Completion for bash: tables of words in case statements, and one function that reads them. It needs nothing of the package
+bash-completion except its folder, from which bash loads the files."""
 
 LOGIC = r"""
 # Fills COMPREPLY with those of the words that begin like the word under the cursor.

@@ -21,14 +21,14 @@ def value_options(flag):
 
 
 def lines_of(program, condition, scope, takes_words):
-    """condition: fish code that says whether these are meant; empty: always."""
+    """Returns the lines of a scope. condition: fish code that is true in this scope; empty: always."""
     when = f" -n {quoted(condition)}" if condition else ""
     lines = [f"complete -c {program}{when} -l {flag.name.removeprefix('--')} {value_options(flag)} -d {quoted(flag.text)}"
              for flag in scope.flags]
     if not scope.takes_file:
         lines.insert(0, f"complete -c {program}{when} -f")
     if takes_words:
-        # Where none of them is there yet.
+        # Only while none of these words is on the line.
         absent = "not __fish_seen_subcommand_from " + " ".join(scope.words)
         when = quoted(f"{condition}; and {absent}" if condition else absent)
         lines += [f"complete -c {program} -n {when} -a {word} -d {quoted(text)}" for word, text in scope.words.items()]
@@ -36,7 +36,7 @@ def lines_of(program, condition, scope, takes_words):
 
 
 def all_lines(program, scopes, outer):
-    """outer: of tandem, the condition that a command is there is made of its name."""
+    """Returns the lines of all scopes. outer: for the program tandem, whose command's name is part of the condition."""
     lines = []
     for scope in scopes:
         names = scope.name.split()

@@ -7,12 +7,12 @@ def quoted(text):
 
 
 def said(text):
-    """A description in a specification of _arguments."""
+    """Escapes a description for a specification of _arguments."""
     return text.replace("\\", "\\\\").replace("[", "\\[").replace("]", "\\]").replace(":", "\\:")
 
 
 def action(flag):
-    """What completes a flag's value."""
+    """Returns the action that completes a flag's value."""
     if flag.words and flag.is_list:
         return f"_values -s , {flag.name.removeprefix('--')} {' '.join(flag.words)}"
     if flag.words:
@@ -29,7 +29,7 @@ def flag_specification(flag):
 
 
 def words_action(scope):
-    """((decode\\:"one new token" ...))"""
+    """Returns the action for a scope's words: ((decode\\:"one new token" ...))"""
     words = (f"{word}\\:\"{said(text.replace(chr(34), ''))}\"" if text else word for word, text in scope.words.items())
     return f"(({' '.join(words)}))"
 

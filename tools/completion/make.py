@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Makes completions of command lines for bash, zsh and fish, from the help texts of the programs in docs/man/help, which are
-what the programs print (man_test).
+"""Makes command-line completions for bash, zsh and fish from the help texts in docs/man/help, which are equal to the output
+of the programs (man_test).
 
 usage: tools/completion/make.py OUT [--programs NAME,...] [--root DIR]    writes OUT/bash, OUT/zsh and OUT/fish
 """
@@ -23,7 +23,7 @@ PROGRAMS = ["tandem", "tandem-info", "tandem-plan", "tandem-patterns", "tandem-b
 
 
 def files_of(root, programs):
-    """The texts of all files, by their paths; of what is in another file a path, which it is a link to."""
+    """Returns the texts of all files by their paths. A link maps to the path of the file that it links to."""
     folder = root / "docs/man/help"
     parts = ["tandem-patterns-profile"]
     texts = {name: (folder / f"{name}.txt").read_text() for name in PROGRAMS + parts

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
-// tandem: one name for all programs. `tandem info --json` becomes the program tandem-info of the same folder.
+// tandem: one name for all programs. `tandem info --json` becomes the program tandem-info in the same folder.
 //
-// The commands stay programs of their own, as those of git do, because their dependencies differ: tandem-info needs the
-// library, tandem-demo draws with Cairo. One program would need all of it for each command. A package may leave a command
-// out, and tandem itself links nothing, so that it can still say what is missing.
+// The commands are separate programs, as those of git are, because their dependencies differ: tandem-info needs the library,
+// tandem-demo draws with Cairo. One program would need all dependencies for every command. A package may leave a command
+// out. tandem itself links nothing, so it can still say what is missing.
 //
-// A command's program is looked for in the folder of tandem itself, symbolic links resolved. The working directory and PATH
-// are not searched: a tandem-info of somebody else is never run.
+// A command's program is searched in the folder of tandem itself, with symbolic links resolved. The working directory and
+// PATH are not searched, so a foreign tandem-info is never run.
 #include <unistd.h>
 
 #include <cerrno>
@@ -28,7 +28,7 @@ constexpr int kFailed = 1, kUsage = 2;  // exit codes of every program
 struct Command {
   const char* name;
   const char* summary;
-  const char* how_to_get;  // where its program is missing
+  const char* how_to_get;  // for a missing program
 };
 constexpr Command kCommands[] = {
     {"info", "what the library finds: processor, memory, devices, versions", "CMake builds it with TANDEM_BUILD_TOOLS=ON"},
@@ -46,7 +46,7 @@ const Command* find_command(std::string_view name) {
   return nullptr;
 }
 
-// The folder of this program's file.
+// Returns the folder of this program's file.
 std::filesystem::path own_folder(std::error_code* error) {
   return std::filesystem::read_symlink("/proc/self/exe", *error).parent_path();
 }
@@ -74,7 +74,7 @@ std::string help() {
          "130: ended by Ctrl-C.\n";
 }
 
-// One line on stderr, with nothing but text of what the user typed.
+// Prints one line on stderr, with only printable text of the user's input.
 int fail(int exit_code, std::string message) {
   for (char& c : message)
     if (static_cast<unsigned char>(c) < 32 || c == 127) c = '?';
@@ -94,7 +94,7 @@ int unknown_command(const std::string& given) {
                           generate::did_you_mean(given, names) + "; tandem --help lists the commands");
 }
 
-// Replaces this process by the command's program. Returns only where that fails.
+// Replaces this process by the command's program. Returns only on failure.
 int run(const Command& command, std::vector<char*> arguments) {
   std::error_code error;
   const std::filesystem::path folder = own_folder(&error);

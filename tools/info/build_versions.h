@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Versions of the library and of what it is built on.
+// Versions of the library and of its dependencies.
 #pragma once
 
 #include "tools/common/engine_report.h"

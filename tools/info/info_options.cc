@@ -14,7 +14,7 @@ std::vector<Flag> info_flags(InfoOptions* options) {
   return flags;
 }
 
-// Flags that would change nothing are refused.
+// Refuses flags that would change nothing.
 Result check_used(const std::vector<std::string>& given, const std::vector<Flag>& plan_flags) {
   for (const Flag& flag : plan_flags)
     if (std::find(given.begin(), given.end(), flag.name) != given.end())

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What tandem-info is asked to print.
+// The options of tandem-info.
 #pragma once
 
 #include <string>

@@ -13,7 +13,7 @@ std::string scalar_text(const Json& value) {
   return value.dump();
 }
 
-// Everything on one line: "worker 0, cpu 3, bound yes".
+// Formats a value on one line: "worker 0, cpu 3, bound yes".
 std::string line_text(const Json& value) {
   if (!value.is_structured()) return scalar_text(value);
   std::string line;

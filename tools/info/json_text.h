@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// JSON for people: names to the left, values to the right, one line for each element of a list of objects.
+// Formats JSON for people: names to the left, values to the right, one line for each element of a list of objects.
 #pragma once
 
 #include <string>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// tandem-info: what the library finds on this machine, and what a cache would take.
+// tandem-info: shows what the library finds on this machine, and the memory that a cache would need.
 #include <cstdio>
 
 #include "tools/common/engine_report.h"
@@ -30,7 +30,8 @@ Json policies() {
   return names;
 }
 
-// *failed: why the backend does not work. The engine is one without it then: what else is here is told all the same.
+// Sets *failed to the reason if the backend does not work. Then starts an engine without the backend, so that everything
+// else is still shown.
 Result start_engine(const EngineFlags& flags, Engine* engine, Result* failed) {
   *failed = flags.start(engine);
   if (failed->ok() || flags.backend.empty()) return *failed;
@@ -40,7 +41,7 @@ Result start_engine(const EngineFlags& flags, Engine* engine, Result* failed) {
   return on_cpu.start(engine);
 }
 
-// In the list of backends, in the place of "not asked for".
+// Replaces "not asked for" in the list of backends.
 void add_failed_backend(const std::string& name, const std::string& reason, Json* report) {
   const Json failed = {{"name", name}, {"state", "failed"}, {"reason", reason}};
   Json& backends = (*report)["backends"];
@@ -77,7 +78,7 @@ Result info_main(int argc, const char* const* argv, bool* fits) {
   info["policies"] = policies();
   info["engine"] = report;
   std::string plan;
-  // A plan for a device that does not work would be another than the one asked for.
+  // Without a working backend the plan would be for another machine than requested.
   if (options.wants_plan && backend.ok()) TOOL_TRY(add_plan(options, engine, &info, &plan, fits));
   std::fputs(options.json ? (info.dump() + "\n").c_str() : (json_text(info) + plan).c_str(), stdout);
   TOOL_TRY(flush_stdout());

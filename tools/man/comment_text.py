@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: MIT
-"""Turns a comment of the header into blocks. What it knows of layout is how the header is written:
+"""Turns a comment of the header into blocks. The rules follow the layout of the header's comments:
 
   - an empty line ends a paragraph;
-  - "  - text" is a bullet, and lines that stand further in go on with it;
-  - "  term   text" is a term, and lines below the text go on with it;
+  - "  - text" is a bullet, and lines with a deeper indent continue it;
+  - "  term   text" is a term, and lines below the text continue it;
   - a sentence that begins with "name": is a paragraph of its own;
-  - lines with several columns, and lines that stand further in without any of these, are rows: each column is a line.
+  - lines with several columns, and indented lines of no other kind, are rows: each column is a line.
 
-And of words: names of functions and structs are references; codes of errors, constants and what stands in backticks are
-bold; names with an underscore are italic.
+Words: names of functions and structs are references. Codes of errors, constants and words in backticks are
+bold. Names with an underscore are italic.
 """
 import re
 
@@ -22,7 +22,7 @@ WORD = re.compile(r"`(?P<quoted>[^`]+)`|(?<![\w/.-])(?:struct )?(?P<name>tandem_
 
 
 class Words:
-    """pages: names of functions, structs and callbacks with the page that explains them; own: names that the page at hand
+    """pages: names of functions, structs and callbacks with the page that explains them; own: names that the current page
     explains; codes: of errors, without TANDEM_ERROR_."""
 
     def __init__(self, pages, codes, own=()):
@@ -59,7 +59,7 @@ class Words:
 
 
 def sentence(text):
-    """A comment behind a member or a constant, as a sentence."""
+    """Returns a comment behind a member or a constant as a sentence."""
     begins_with_a_word = re.match(r"[a-z]+(?=[ ,;:]|$)", text)
     return (text[:1].upper() + text[1:] if begins_with_a_word else text) + ("" if text.endswith(".") else ".")
 
@@ -73,7 +73,7 @@ class Reader:
         self.words = words
 
     def blocks(self, text):
-        """Blocks of a comment."""
+        """Returns the blocks of a comment."""
         made = []
         for part in re.split(r"\n\s*\n", text.strip("\n")):
             lines = part.splitlines()
@@ -82,7 +82,7 @@ class Reader:
         return join_terms(made)
 
     def next_block(self, lines):
-        """Takes the lines of one block away from the front."""
+        """Removes the lines of one block from the front and returns the block."""
         bullet, term = BULLET.match(lines[0]), TERM.match(lines[0])
         if bullet:
             return [Bullets((tuple(self.body(take_item(lines, len(bullet[1]) + 1, bullet[2]))),))]
@@ -100,7 +100,7 @@ class Reader:
         return [self.words.paragraph(part) for part in re.split(r'(?<=\.) (?="[\w+]+": )', " ".join(taken))]
 
     def body(self, lines):
-        """Blocks of what is said of a term: rows, and paragraphs."""
+        """Returns the blocks of a term's text: rows and paragraphs."""
         made, words = [], []
         for line in lines:
             if len(cells_of(line)) > 1 and "[" in line:
@@ -118,13 +118,13 @@ def cells_of(line):
 
 
 def is_row(line):
-    """Several columns, the first of which has a shape."""
+    """True for several columns of which the first has a shape."""
     cells = cells_of(line)
     return len(cells) > 1 and "[" in cells[0]
 
 
 def take_item(lines, column, first):
-    """The lines of an item, whose first one has `first` behind what begins it: those that reach in as far as column."""
+    """Removes and returns the lines of an item. first: the text of its first line; column: the least indent of later lines."""
     lines.pop(0)
     taken = [first]
     while lines and indent_of(lines[0]) >= column:
@@ -133,7 +133,7 @@ def take_item(lines, column, first):
 
 
 def join_terms(blocks):
-    """Neighbouring lists of one item become one list."""
+    """Joins neighbouring lists of one item into one list."""
     made = []
     for block in blocks:
         if made and isinstance(block, (Bullets, Terms)) and isinstance(made[-1], type(block)):

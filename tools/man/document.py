@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What a page of the manual is before it is roff or HTML: sections of blocks, blocks of spans of text."""
+"""A page of the manual before it becomes roff or HTML: sections of blocks, blocks of spans of text."""
 import dataclasses
 
 
@@ -8,7 +8,7 @@ class Span:
     """style: "" plain, "bold", "italic", "code" (bold in roff), or "page": a reference to `text` in `section`."""
     text: str
     style: str = ""
-    section: int = 0  # of a reference
+    section: int = 0  # for a reference
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,7 +18,7 @@ class Paragraph:
 
 @dataclasses.dataclass(frozen=True)
 class Lines:
-    """Lines that stay as they are. is_synopsis: declarations, else rows of shapes."""
+    """Lines that are kept as they are. is_synopsis: declarations; else rows of shapes."""
     lines: tuple  # of tuples of spans
     is_synopsis: bool = False
 
@@ -35,14 +35,14 @@ class Bullets:
 
 @dataclasses.dataclass(frozen=True)
 class Terms:
-    """A term and what is said of it. is_compact: without an empty line between the items."""
+    """Terms with their texts. is_compact: no empty line between the items."""
     items: tuple  # of (tuple of spans, tuple of blocks)
     is_compact: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
 class Heading:
-    text: str  # of a part of a section
+    text: str  # title of a part of a section
 
 
 @dataclasses.dataclass
@@ -57,14 +57,14 @@ class Page:
     section: int
     summary: str
     sections: list
-    aliases: tuple = ()  # names that the page is found by, too: functions and callbacks that it explains
+    aliases: tuple = ()  # more names of the page: functions and callbacks that it explains
 
     @property
     def file(self):
         return f"{self.name}.{self.section}"
 
     def section_of(self, title):
-        """Text of a section, for those who check it; "" where there is none."""
+        """Returns the text of a section, for checks; "" if there is none."""
         return "\n".join(text_of(block) for section in self.sections if section.title == title for block in section.blocks)
 
 
@@ -73,7 +73,7 @@ def plain(spans):
 
 
 def text_of(block):
-    """The words of a block."""
+    """Returns the words of a block."""
     if isinstance(block, Paragraph):
         return plain(block.spans)
     if isinstance(block, Lines):
@@ -86,7 +86,7 @@ def text_of(block):
 
 
 def references_of(page):
-    """Names and sections of the pages that a page refers to."""
+    """Returns the names and sections of the pages that a page refers to."""
     def of_spans(spans):
         return [(span.text, span.section) for span in spans if span.style == "page"]
 

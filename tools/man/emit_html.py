@@ -33,7 +33,7 @@ def anchor_of(title):
 
 
 class Writer:
-    """files: of the pages that there are, by (name, section)."""
+    """files: of the existing pages, by (name, section)."""
 
     def __init__(self, files):
         self.files = files
@@ -87,7 +87,7 @@ def page(page, version, files):
 
 
 def index(pages, version):
-    """The pages by section: overviews, programs, functions and structs."""
+    """Returns the index: the pages by section (overviews, programs, functions and structs)."""
     parts = [f"<h1>tandem {version}: manual</h1>"]
     for section in (7, 1, 3):
         rows = [f'<dt><a href="{name_of(page)}">{", ".join((page.name, *page.aliases))}</a></dt>\n'

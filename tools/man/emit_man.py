@@ -6,13 +6,13 @@ import textwrap
 from document import Bullets, Code, Heading, Lines, Paragraph, Terms
 from rules import sentences_of
 
-WIDTH = 78  # of lines of the source
+WIDTH = 78  # of source lines
 FONTS = {"bold": "B", "italic": "I", "code": "B", "page": "B"}
 SPECIAL = {"\\": "\\e", "'": "\\(aq", "`": "\\(ga", "^": "\\(ha", "~": "\\(ti"}
 
 
 def escape(text, is_literal=False):
-    """is_literal: what a reader may copy. Each hyphen there is a minus, as in words like libtandem-cuda.so and --kv-len."""
+    """Escapes text. is_literal: a reader may copy it. Its hyphens become minus signs, as in libtandem-cuda.so and --kv-len."""
     text = re.sub(r"[\\'`^~]", lambda found: SPECIAL[found[0]], text)
     text = re.sub(r"\S*(?:\w[./_]\w|--\w)\S*", lambda found: found[0].replace("-", "\\-"), text)
     text = re.sub(r"(?<!\\)-" if is_literal else r"(?<![A-Za-z\\])-|(?<!\\)-(?![A-Za-z0-9])", r"\\-", text)
@@ -20,7 +20,7 @@ def escape(text, is_literal=False):
 
 
 def guarded(line):
-    """A line that is no request, whatever it begins with."""
+    """Returns the line so that roff never takes it for a request."""
     return "\\&" + line if line.startswith((".", "'")) else line
 
 
@@ -34,7 +34,7 @@ def inline(spans):
 
 
 def filled(text):
-    """Lines of running text: each sentence begins a new one."""
+    """Splits running text into lines: each sentence begins a new one."""
     lines = []
     for sentence in sentences_of(text):
         lines += textwrap.wrap(sentence, WIDTH, break_long_words=False, break_on_hyphens=False)
@@ -53,7 +53,7 @@ class Writer:
         self.lines += lines
 
     def block(self, block, is_first):
-        """is_first: right below a heading, where no paragraph may begin."""
+        """Writes a block. is_first: directly below a heading, where no paragraph may begin."""
         if isinstance(block, Paragraph):
             self.add(*([] if is_first else [".PP"]), *filled(inline(block.spans)))
         elif isinstance(block, Lines) and block.is_synopsis:
@@ -81,7 +81,7 @@ class Writer:
         return literal([inline(line) for line in block.lines])
 
     def item(self, macro, term, body):
-        """An item of a list; what follows its first paragraph stands as far in as that."""
+        """Writes an item of a list. Blocks after its first paragraph get the same indent."""
         self.add(macro, *term)
         for i, block in enumerate(body):
             if isinstance(block, Paragraph):
@@ -95,7 +95,7 @@ class Writer:
 
 
 def page(page, version, date):
-    """The text of a page."""
+    """Returns the text of a page."""
     writer = Writer()
     names = ", ".join(escape(name, True) for name in (page.name, *page.aliases))
     writer.add('.\\" SPDX-License-Identifier: MIT. Made by tools/man/make.py.',

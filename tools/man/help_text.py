@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Section 1: reads what a program prints with --help, as docs/man/help has it.
+"""Section 1: reads the --help output of a program from docs/man/help.
 
-The first lines are how it is called. Then come paragraphs; lines that stand further in are commands or flags with what they
-do, or examples, which begin with the program's name. "Flags of x:" is a heading.
+The first lines are the usage. Then come paragraphs. Indented lines are commands or flags with descriptions, or
+examples, which begin with the program's name. "Flags of x:" is a heading.
 """
 import re
 
@@ -13,7 +13,7 @@ EXIT = "Exit codes: "
 
 
 def usage_of(lines):
-    """Takes the lines that say how the program is called away from the front, each with what that call does, if it says so."""
+    """Removes the usage lines from the front and returns them, each with the description of that call if there is one."""
     taken = []
     while lines and re.match(r"(usage: )?tandem \w*\b(?!:)", lines[0]):
         line = re.split(r"  +", lines.pop(0).removeprefix("usage: "))
@@ -25,13 +25,13 @@ def usage_of(lines):
 
 
 def spans_of(text):
-    """Running text, in which flags are bold."""
+    """Returns running text with bold flags."""
     parts = re.split(r"(?<![\w-])(--[a-z][\w-]*)", text)
     return tuple(Span(part, "bold" if part.startswith("--") else "") for part in parts if part)
 
 
 def entries(lines):
-    """Terms of flags or commands. What stands further in goes on with the one before."""
+    """Returns terms of flags or commands. Lines with a deeper indent continue the term before."""
     items = []
     for line in lines:
         found = ENTRY.match(line)
@@ -49,7 +49,7 @@ def flag_spans(term):
 
 
 def paragraphs(lines):
-    """Running text. A line that begins with "word: " behind the end of a sentence is a paragraph of its own."""
+    """Returns running text as paragraphs. A line that begins with "word: " after the end of a sentence starts a paragraph."""
     made = [[lines[0]]]
     for line in lines[1:]:
         if re.match(r"\w+: ", line) and made[-1][-1].endswith("."):
@@ -93,7 +93,7 @@ class Help:
 
 
 def summaries_of(front):
-    """What the front program says of each command: its help text's first list."""
+    """Returns the front program's description of each command, from its help text's first list."""
     return dict(re.findall(r"^  (\w+) +(\S.*)$", front.split("\n\n")[2], re.M))
 
 
@@ -110,7 +110,7 @@ def same_program(name, command):
 
 
 def page(name, texts, programs):
-    """texts: by the name of the file, "tandem-info", "tandem-patterns-profile"; programs: that have pages."""
+    """Makes a page. texts: by the file's name, such as "tandem-info", "tandem-patterns-profile"; programs: those with pages."""
     front = Help(texts["tandem"])
     own = Help(texts[name])
     command = name.removeprefix("tandem").removeprefix("-")

@@ -4,13 +4,13 @@
 
   section 3   a page for each function and struct, from the comments of include/tandem/*.h; docs/man/names.txt has the
               lines for whatis(1)
-  section 1   a page for each program, from what it prints with --help; docs/man/help has that
+  section 1   a page for each program, from its --help output in docs/man/help
   section 7   overviews, from docs/man/*.md
 
 usage: tools/man/make.py OUT [--programs NAME,...] [--root DIR]    writes OUT/man1, man3, man7 and html
-       tools/man/make.py --write-help BIN                          writes docs/man/help anew, from the programs in BIN
+       tools/man/make.py --write-help BIN                          rewrites docs/man/help from the programs in BIN
 
-SOURCE_DATE_EPOCH, where it is set, is the date of the pages.
+If SOURCE_DATE_EPOCH is set, it is the date of the pages.
 """
 import argparse
 import dataclasses
@@ -33,7 +33,7 @@ from made_files import chosen_programs, write_files
 from markdown import Markdown
 from reference import Reference
 
-# What prints each of the help texts, behind the program's folder.
+# The commands that print the help texts. The first word is a program in the programs' folder.
 HELP = {"tandem": ["tandem", "--help"], "tandem-info": ["tandem-info", "--help"], "tandem-plan": ["tandem-plan", "--help"],
         "tandem-patterns": ["tandem-patterns", "--help"],
         "tandem-patterns-profile": ["tandem-patterns", "profile", "--help"],
@@ -50,7 +50,7 @@ class Manual:
 
 
 def names_of(root):
-    """The lines of docs/man/names.txt: a name, a colon, what it is."""
+    """Parses docs/man/names.txt: each line is a name, a colon and a description."""
     lines = [line for line in (root / "docs/man/names.txt").read_text().splitlines() if line and not line.startswith("#")]
     return dict(line.split(": ", 1) for line in lines)
 
@@ -74,7 +74,7 @@ def date_of_today():
 
 
 def files_of(manual, date):
-    """The texts of all files, by their paths; of an alias a path, the file that it is a link to."""
+    """Returns the texts of all files by their paths. An alias maps to the path of the file that it links to."""
     made = {}
     links = {(name, page.section): emit_html.name_of(page) for page in manual.pages for name in (page.name, *page.aliases)}
     for page in manual.pages:

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: MIT
-"""Section 7: reads the overviews of docs/man, which are written in a small part of Markdown.
+"""Section 7: reads the overviews of docs/man, which use a small part of Markdown.
 
-  # tandem-errors: summary       the page's name and what it is about
+  # tandem-errors: summary       the page's name and its subject
   ## Threads                     a section; ### a part of it
-  - text                         a bullet; with `name`: or **name**: at its front a term
+  - text                         a bullet; if it begins with `name`: or **name**: a term
   ```                            code, until the next ```
   `tandem_attend()`              a reference to its page; other words in backticks, **bold** and *italic*
   [tandem-errors](tandem-errors.md)    a reference to another overview
   <!-- rule: Threads -->         a row of the table at the head of tandem.h
-  <!-- statuses -->              each status with what the header says of it
+  <!-- statuses -->              each status with its comment in the header
 """
 import re
 

@@ -13,24 +13,24 @@ WIDTH = 72  # of declarations
 
 
 def type_text(kind):
-    """A type as it stands before a name: "const tandem_tensor *"."""
+    """Returns a type as it stands before a name: "const tandem_tensor *"."""
     stars = "*const *" if kind.stars == 2 and kind.is_const else "*" * kind.stars
     return f"{'const ' if kind.is_const else ''}{kind.name} {stars}"
 
 
 def is_status(function):
-    """Whether a function returns a status: its last parameter is where the error goes."""
+    """True if a function returns a status: its last parameter receives the error."""
     last = function.parameters[-1].type if function.parameters else None
     return last is not None and last.name == "tandem_error" and last.stars == 2
 
 
 def is_init(function):
-    """Whether a function does nothing but fill in a struct's defaults."""
+    """True if a function only fills in a struct's defaults."""
     return function.name.endswith("_init") and len(function.parameters) == 1
 
 
 def prototype(function, is_callback=False):
-    """A declaration, as lines of spans."""
+    """Returns a declaration as lines of spans."""
     head = f"typedef {type_text(function.result)}(*" if is_callback else type_text(function.result)
     begin = [Span(head), Span(function.name, "bold"), Span(")(" if is_callback else "(")]
     width = sum(len(span.text) for span in begin)
@@ -54,7 +54,7 @@ def prototype(function, is_callback=False):
 
 
 def take_sentence(comment, label):
-    """A comment without the sentence that a label begins, and that sentence without the label, on one line; "" for none."""
+    """Splits off the sentence after a label. Returns the rest, and the sentence without the label on one line, or ""."""
     found = re.search(rf"(?<!\w){label}: ", comment)
     if found is None:
         return comment, ""
@@ -73,7 +73,7 @@ def take_sentence(comment, label):
 
 
 def split_outside(text):
-    """Parts between commas and semicolons that stand outside brackets, each with what stands before it."""
+    """Splits a text at commas and semicolons outside brackets. Returns each part with the separator before it."""
     parts, depth, begin, before = [], 0, 0, ""
     for at, char in enumerate(text):
         depth += {"(": 1, ")": -1}.get(char, 0)
@@ -84,7 +84,7 @@ def split_outside(text):
 
 
 class Reference:
-    """header, notes: of tools/abi/header.py; summaries: by name, one line each."""
+    """header, notes: from tools/abi/header.py; summaries: by name, one line each."""
 
     def __init__(self, header, notes, summaries):
         self.header, self.notes, self.summaries = header, notes, summaries
@@ -104,8 +104,8 @@ class Reference:
                 self.constant_homes |= {name: self.constant_homes.get(name, struct.name) for name in names}
 
     def homes_of_callbacks(self):
-        """Each callback is explained on the page of the first struct that has it, or that has one which takes it, or that goes to
-        the first function which takes it.
+        """Finds the page that explains each callback: that of the first struct that has it, that has a callback which takes it,
+        or that is passed to the first function which takes it.
         """
         homes = {}
         for struct in self.header.structs:
@@ -124,7 +124,7 @@ class Reference:
         return homes
 
     def functions_by_page(self):
-        """Functions that share a comment share a page, by the name of the first of them."""
+        """Groups functions that share a comment on one page, named after the first of them."""
         pages, last = {}, None
         for function in self.header.functions:
             if is_init(function):
@@ -174,7 +174,7 @@ class Reference:
         return text[:1].upper() + text[1:] + "." if is_sentence else text
 
     def structs_section(self, function):
-        """The structs that a function takes or fills, with their members in short."""
+        """Lists the structs that a function takes or fills, with the names of their members."""
         items = []
         for field in function.parameters:
             struct = self.structs.get(field.type.name)
@@ -203,7 +203,7 @@ class Reference:
         return [Section("RETURN VALUE", [words.paragraph(value)] if value else []), Section("ERRORS", blocks)]
 
     def details_of(self, errors):
-        """Of "as f(); BUSY (why), CAPACITY": what is no code, as a sentence, and the texts of each code."""
+        """Parses "as f(); BUSY (why), CAPACITY". Returns the text that is no code as a sentence, and the texts of each code."""
         lead, details, last = "", {}, []
         for before, part in split_outside(errors.removesuffix(".")) if errors else []:
             found = re.match(r"((?:also )?[A-Z_]+(?: and [A-Z_]+)*)(?!\w)\s*(.*)", part)
@@ -275,10 +275,10 @@ class Reference:
         return term, (words.paragraph(sentence(member.comment)),) if member.comment else ()
 
     def overview(self, struct, words):
-        """What the head of a part of the header says: on the page of the struct that has the part's name."""
+        """Returns the comment at the head of a part of the header, for the page of the struct that has the part's name."""
         head = self.notes.heads.get(struct.name.removeprefix("tandem_") + ".h", "")
         first, _, rest = re.sub(r"^SPDX.*\n+", "", head).partition("\n\n")
-        del first  # what the part is, which its summary says
+        del first  # the subject of the part, which its summary has
         return [Section("OVERVIEW", Reader(words).blocks(rest))] if rest.strip() else []
 
     def callback_section(self, callbacks, words):
@@ -289,7 +289,7 @@ class Reference:
         return [Section("CALLBACKS", blocks)] if blocks else []
 
     def constants_of(self, struct):
-        """The groups of constants that comments of a struct's page name: (a group's comment, all its names, those named)."""
+        """Returns the groups of constants that comments of a struct's page name: (comment, all names, those named)."""
         head = self.notes.heads.get(struct.name.removeprefix("tandem_") + ".h", "")
         callbacks = [name for name, home in self.homes.items() if home == struct.name]
         texts = [self.notes.comments.get(name, "") for name in (struct.name, *callbacks)]
@@ -319,7 +319,7 @@ class Reference:
     # ---- related pages ----
 
     def see_also(self, name, functions, text):
-        """Pages of the same object, structs, what the text names, and overviews."""
+        """Lists pages of the same object, structs, names in the text, and overviews."""
         pages = set(self.together) | set(self.structs)
         stem = name.split("_")[1]
         own = {other for other in pages if other.split("_")[1] == stem}

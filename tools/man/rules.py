@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""What holds for every function: the table at the head of tandem.h, and which of its sentences a page of the manual repeats.
+"""The rules for all functions: the table at the head of tandem.h, and the sentences of it that a manual page repeats.
 
-Nothing here has words of its own. Where the header no longer has a sentence that a function needs, its page lacks the
-section, and test/packaging/man_test.py says so.
+This module has no texts of its own. If the header no longer has a sentence that a function needs, the page lacks the
+section and test/packaging/man_test.py reports it.
 """
 import re
 
@@ -12,7 +12,7 @@ OF_SESSIONS = ("On a device a call returns", "The caller orders calls of one ses
 
 
 def sentences_of(text):
-    """Sentences: what ends with a full stop outside brackets, with a space or nothing behind it."""
+    """Splits a text into sentences. A sentence ends with a full stop outside brackets that a space or nothing follows."""
     made, depth, begin = [], 0, 0
     for at, char in enumerate(text):
         depth += {"(": 1, ")": -1}.get(char, 0)
@@ -23,7 +23,7 @@ def sentences_of(text):
 
 
 def table_of(head):
-    """The rows of the table, by their names."""
+    """Returns the rows of the table by their names."""
     rows, name = {}, None
     for line in head.splitlines():
         found = re.match(r"  ([A-Z]\w+) {2,}(\S.*)", line)
@@ -38,7 +38,7 @@ def table_of(head):
 
 
 class Rules:
-    """head: the comment at the head of tandem.h; header: of tools/abi/header.py."""
+    """head: the comment at the head of tandem.h; header: from tools/abi/header.py."""
 
     def __init__(self, head, header):
         self.rows = table_of(head)
@@ -49,12 +49,12 @@ class Rules:
         return sentences_of(self.rows.get(row, ""))
 
     def objects(self, function):
-        """Kinds of the handles that a function is given."""
+        """Returns the kinds of the handles that a function takes."""
         given = {field.type.name.removeprefix("tandem_") for field in function.parameters if field.type.stars == 1}
         return [kind for kind in self.kinds if kind in given]
 
     def threads(self, function):
-        """For each object that the function is given the sentence that names it, or that of functions without any."""
+        """Returns for each object that the function takes the sentence that names it, or that for functions without objects."""
         objects, found = self.objects(function), {}
         for sentence in self.sentences("Threads"):
             subjects = re.match(r"([A-Z][\w, ]*): ", sentence)
@@ -67,7 +67,7 @@ class Rules:
         return list(dict.fromkeys(found[kind] for kind in wanted)) if all(kind in found for kind in wanted) else []
 
     def members(self, function):
-        """Parameters, and members of the structs of arguments among them."""
+        """Returns the parameters, and the members of those that are structs of arguments."""
         fields = list(function.parameters)
         for field in function.parameters:
             if field.type.name.endswith("_args") and field.type.stars == 1:
@@ -82,7 +82,7 @@ class Rules:
             not function.name.endswith("_init")
 
     def streams(self, function):
-        """The sentences on streams that are about a function; [] where it has to do with none, or the header lacks one."""
+        """Returns the sentences on streams for a function; [] if it has nothing to do with streams, or the header lacks one."""
         wanted = []
         if self.takes_stream(function):
             wanted = [WITH_STREAM, *(OF_SESSIONS if "session" in self.objects(function) else ())]

@@ -18,7 +18,7 @@ Result read_heads(const std::string& path, const tandem_pattern_file_options& op
     return error.check(tandem_patterns_read(heads->heads.data(), capacity, &n_heads, &heads->n_layers, path.c_str(),
                                             &options, error.out()));
   };
-  do {  // until the file stays as long as it was
+  do {  // until the file keeps its length
     heads->heads.assign(static_cast<size_t>(n_heads), TANDEM_HEAD_PATTERN_INIT);
     TOOL_TRY(read(n_heads));
   } while (n_heads > static_cast<int64_t>(heads->heads.size()));

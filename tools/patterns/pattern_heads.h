@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The heads of a file of head patterns, and how one head is named.
+// The heads of a file of head patterns, and the name of a head's pattern.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ namespace tools {
 struct PatternHeads {
   std::vector<tandem_head_pattern> heads;  // layer by layer
   int64_t n_layers = 0;
-  int64_t n_heads = 0;  // of a layer
+  int64_t n_heads = 0;  // heads of a layer
 
   const tandem_head_pattern& at(int64_t layer, int64_t head) const {
     return heads[static_cast<size_t>(layer * n_heads + head)];
@@ -24,7 +24,7 @@ struct PatternLetter {
   char letter;
   const char* name;   // in JSON
   const char* words;  // for people
-  const char* color;  // of the picture
+  const char* color;  // in the picture
 };
 // F, A, V, B, and U for heads with several patterns.
 inline constexpr int kLetters = 5;
@@ -32,18 +32,19 @@ extern const PatternLetter kPatternLetters[kLetters];
 
 Result read_heads(const std::string& path, const tandem_pattern_file_options& options, PatternHeads* heads);
 
-// A model that --patterns is for.
+// The model of the file that --patterns names.
 struct HeadCounts {
   int64_t n_layers = 0;  // 0: any
   int64_t n_q_heads = 0, n_kv_heads = 0;
 };
-// Gates in the file are of KV heads. A file of a model with other counts is refused, naming both.
+// Reads the heads of a file. Gates in the file are those of KV heads. Refuses a file of a model with other counts, naming
+// both.
 Result read_model_heads(const std::string& path, const HeadCounts& model, PatternHeads* heads);
 
-// An index of kPatternLetters.
+// Returns an index of kPatternLetters.
 int letter_of(const tandem_head_pattern& head);
 
-// "V 1000/6096", "F", "A 4/1020 + B 100".
+// Returns the name of a head's pattern: "V 1000/6096", "F", "A 4/1020 + B 100".
 std::string pattern_name(const tandem_head_pattern& head);
 
 }  // namespace tools

@@ -22,7 +22,7 @@
 namespace tools {
 namespace {
 
-// Rows as people read them, as wide as the longest name, or as JSON lines.
+// Prints rows as text, as wide as the longest name, or as JSON lines.
 class RowPrinter {
  public:
   RowPrinter(bool is_json, const std::vector<std::string>& names) : is_json_(is_json) {
@@ -59,7 +59,7 @@ Result write_picture(const std::string& path, const Profile& profile, const std:
   return file.good() ? Result() : refuse("--svg = %s cannot be written", path.c_str());
 }
 
-// The device is null where the CPU attends: a profile is of one processor.
+// The device is null if the CPU attends: a profile is that of one processor.
 Result facts_of(const ProfileLayer& layer, const tandem_engine* engine, Json* facts) {
   Json report, device;
   TOOL_TRY(engine_report(engine, &report));
@@ -101,7 +101,7 @@ std::vector<std::string> names_of(const std::vector<tandem_head_pattern>& patter
   return names;
 }
 
-// FULL first, those of the file, those of the command line.
+// Lists FULL first, then the patterns of the file, then those of the command line.
 Result patterns_to_measure(const ProfileOptions& options, std::vector<tandem_head_pattern>* patterns) {
   add_distinct(patterns, TANDEM_HEAD_PATTERN_INIT);
   if (!options.heads_path.empty()) {
@@ -113,7 +113,7 @@ Result patterns_to_measure(const ProfileOptions& options, std::vector<tandem_hea
   return {};
 }
 
-// One measurement: patterns and lengths that the profile has not got.
+// One measurement: the patterns and lengths that the profile lacks.
 struct Measurement {
   const ProfileOptions& options;
   std::vector<tandem_head_pattern> patterns;
@@ -179,7 +179,7 @@ Result measure_profile(const ProfileOptions& options) {
                      profile.rows.size());
 }
 
-// Those of --pattern, or all.
+// Returns the patterns of --pattern, or all.
 Result patterns_to_read(const ProfileOptions& options, const Profile& profile, std::vector<std::string>* patterns) {
   const std::vector<std::string> all = profile.patterns();
   *patterns = options.patterns.empty() ? all : names_of(options.patterns);
@@ -190,7 +190,7 @@ Result patterns_to_read(const ProfileOptions& options, const Profile& profile, s
   return {};
 }
 
-// A row without pairs, as these were not counted at that length.
+// Makes a row without pairs, because pairs were not counted at that length.
 Result interpolated_row(const Profile& profile, const std::string& pattern, int64_t kv_len, Json* row) {
   const std::vector<ProfilePoint> points = profile.points(pattern);
   const std::optional<double> ns = time_at(points, kv_len);
@@ -209,7 +209,7 @@ Result read_times(const ProfileOptions& options) {
   TOOL_TRY(read_profile("--from", options.from, &profile));
   std::vector<std::string> patterns;
   TOOL_TRY(patterns_to_read(options, profile, &patterns));
-  std::vector<Json> rows;  // all of them, before one is printed
+  std::vector<Json> rows;  // all rows are computed before one is printed
   for (const int64_t kv_len : options.at)
     for (const std::string& pattern : patterns) {
       rows.emplace_back();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// `tandem patterns profile`: measures what an append takes by pattern and length, or reads such a profile.
+// `tandem patterns profile`: measures the time of an append by pattern and length, or reads such a profile.
 #pragma once
 
 #include "tools/common/result.h"

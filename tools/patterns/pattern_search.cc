@@ -18,7 +18,7 @@ namespace {
 constexpr const char* kPython = "python3";
 constexpr const char* kModule = "tandem.patterns";
 
-// execvp() and its kin take pointers to char that they do not write through.
+// execvp() and its variants take pointers to non-const char but do not write to them.
 std::vector<char*> pointers_to(const std::vector<std::string>& words) {
   std::vector<char*> pointers;
   for (const std::string& word : words) pointers.push_back(const_cast<char*>(word.c_str()));
@@ -26,7 +26,8 @@ std::vector<char*> pointers_to(const std::vector<std::string>& words) {
   return pointers;
 }
 
-// Python says by itself why the package cannot be imported: that it is not there, or that it finds no library.
+// Checks that Python can import the package. Python prints the reason itself: the package is missing, or one of its
+// libraries is.
 Result find_module() {
   const std::vector<std::string> words = {kPython, "-c", std::string("import ") + kModule};
   pid_t child = 0;

@@ -10,7 +10,7 @@
 namespace tools {
 namespace {
 
-// Of some layers.
+// Counts of the patterns in some layers.
 struct Counts {
   std::array<int64_t, kLetters> letters = {};
   std::map<std::string, int64_t> names;
@@ -23,7 +23,7 @@ struct Counts {
       }
   }
 
-  // The most frequent first: "20 V 1000/6096, 12 A 4/1020".
+  // Lists the most frequent first: "20 V 1000/6096, 12 A 4/1020".
   std::string text() const {
     std::vector<std::pair<int64_t, std::string>> sorted;
     for (const auto& [name, count] : names) sorted.emplace_back(-count, name);
@@ -43,7 +43,7 @@ std::vector<std::string> table_row(const std::string& name, const Counts& counts
 }
 
 std::string picture(const PatternHeads& heads) {
-  const size_t width = std::max<size_t>(5, std::to_string(heads.n_layers - 1).size());  // that of "layer"
+  const size_t width = std::max<size_t>(5, std::to_string(heads.n_layers - 1).size());  // at least the width of "layer"
   std::string out;
   for (int64_t layer = 0; layer < heads.n_layers; ++layer) {
     const std::string number = std::to_string(layer);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Head patterns as people read them, as JSON, and as a picture: layers down, heads across.
+// Shows head patterns as text, as JSON, and as a picture: layers down, heads across.
 #pragma once
 
 #include <string>
@@ -9,9 +9,9 @@
 
 namespace tools {
 
-// "kinds", and the sizes of these by the names of tandem_head_pattern.
+// Returns "kinds" and the sizes of these kinds, named as in tandem_head_pattern.
 Json head_json(const tandem_head_pattern& head);
-// A table by layer, and a picture of one letter a head.
+// Returns a table by layer and a picture with one letter a head.
 std::string patterns_text(const PatternHeads& heads);
 Json patterns_json(const PatternHeads& heads);
 std::string patterns_svg(const PatternHeads& heads);

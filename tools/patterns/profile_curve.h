@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Times of one pattern by length, and the time between two of them.
+// Interpolates the times of one pattern by length.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +13,8 @@ struct ProfilePoint {
   double ns;
 };
 
-// The points are ordered by kv_len, each of which is there once. Between two points the time is linear in kv_len. Nothing
-// where kv_len lies outside the points: the time of a longer or a shorter sequence is not guessed.
+// `points` is ordered by kv_len, and each kv_len occurs once. Between two points the time is linear in kv_len. Returns
+// nothing if kv_len lies outside the points: times of longer or shorter sequences are not extrapolated.
 std::optional<double> time_at(const std::vector<ProfilePoint>& points, int64_t kv_len);
 
 }  // namespace tools

@@ -61,7 +61,7 @@ Result parse_profile(const Json& json, Profile* profile) {
   return {};
 }
 
-// "machine.isa", with both values; empty: equal.
+// Returns the first fact that differs, such as "machine.isa", with both values. Empty: equal.
 std::string first_difference(const Json& of_file, const Json& own, const std::string& name) {
   if (of_file == own) return "";
   if (of_file.is_object() && own.is_object())

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// A profile: what one append takes, by the pattern of its heads and by the length of its sequence. As a file it is a JSON
-// object: facts that all rows share (machine, shape, types, threads, chunk), and the rows.
+// A profile: the time of one append by the pattern of its heads and the length of its sequence. The file is a JSON object
+// with the rows and the facts that all rows share (machine, shape, types, threads, chunk).
 #pragma once
 
 #include <cstdint>
@@ -13,9 +13,9 @@
 namespace tools {
 
 struct ProfileRow {
-  std::string pattern;  // profile_name()
+  std::string pattern;  // profile_name() of the pattern
   int64_t kv_len = 0;   // keys that the last query sees
-  double ns = 0;        // of the call
+  double ns = 0;        // time of the call
   Json json;            // the whole row
 };
 
@@ -29,16 +29,16 @@ struct Profile {
   std::vector<ProfilePoint> points(const std::string& pattern) const;
 };
 
-// A row has "pattern", "kv_len" and "ns". Anything else in it is kept as it is.
+// Adds a row. The row must have "pattern", "kv_len" and "ns". All other members are kept as they are.
 Result add_row(Profile* profile, const Json& row);
 
-// option is named where the file cannot be read or is no profile.
+// Error messages name `option` if the file cannot be read or is not a profile.
 Result read_profile(const char* option, const std::string& path, Profile* profile);
 
-// A reader finds the old file or the new one, whenever the program ends.
+// Writes the file atomically: a reader finds the old file or the new one, whenever the program ends.
 Result write_profile(const std::string& path, const Profile& profile);
 
-// Refuses to add rows with these facts to a file that has others, and names the first fact that differs.
+// Refuses to add rows with these facts to a file with other facts, and names the first fact that differs.
 Result check_facts(const std::string& path, const Json& of_file, const Json& own);
 
 }  // namespace tools

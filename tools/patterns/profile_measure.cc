@@ -17,11 +17,11 @@ namespace tools {
 namespace {
 
 constexpr int64_t kPeriod = 1024;      // tokens after which rows return
-constexpr int64_t kFillTokens = 4096;  // per append without attention
+constexpr int64_t kFillTokens = 4096;  // tokens per append without attention
 constexpr float kBaseScale = 0.6f, kNoiseScale = 0.3f;
-constexpr double kMemoryShare = 0.8;  // of what is available
+constexpr double kMemoryShare = 0.8;  // share of the available memory
 constexpr int64_t kCheckedKeys = 4096, kCheckedQueries = 256;
-constexpr double kMostDistance = 2e-2;  // between outputs, which are near kBaseScale
+constexpr double kMostDistance = 2e-2;  // between outputs, whose size is near kBaseScale
 
 double median(std::vector<double> values) {
   std::sort(values.begin(), values.end());
@@ -36,7 +36,7 @@ Result check_available(const char* option, int64_t value, double bytes) {
                 available / 0x1p30);
 }
 
-// Drops the sequence wherever the measurement ends.
+// Drops the sequence however the measurement ends.
 class OwnedSequence {
  public:
   explicit OwnedSequence(tandem_cache* cache) : cache_(cache) {}
@@ -63,7 +63,7 @@ class OwnedSequence {
 
 Result ProfileBench::create(const ProfileLayer& layer, std::unique_ptr<ProfileBench>* bench) {
   std::unique_ptr<ProfileBench> made(new ProfileBench(layer));
-  // q, k, v, o, and a copy of q in f32 while q is made.
+  // q, k, v, o, and an f32 copy of q while q is generated.
   const int64_t dim_bytes = 2 * (layer.n_q_heads + layer.n_kv_heads) * float_bytes(layer.io_type) + 4 * layer.n_q_heads;
   TOOL_TRY(check_available("--chunk", layer.chunk, static_cast<double>(dim_bytes * layer.head_dim * layer.chunk)));
   TOOL_TRY(made->create_objects());
@@ -113,7 +113,7 @@ Result ProfileBench::create_objects() {
   return {};
 }
 
-// pattern: NULL for policy "all". kv_len: of the longest sequence, whose keys a device has in the window.
+// pattern: NULL for policy "all". kv_len: length of the longest sequence, whose keys are all in a device's window.
 Result ProfileBench::create_session(const tandem_head_pattern* pattern, int64_t kv_len, Session* session) const {
   ErrorSlot error;
   std::vector<tandem_head_pattern> heads;
@@ -205,14 +205,14 @@ Result ProfileBench::attend(tandem_session* session, int64_t sequence, int64_t q
   return result;
 }
 
-// One call of each session at the same length.
+// Makes one call of each session at the same length.
 Result ProfileBench::repeat(int64_t sequence, int64_t kv_len, const std::vector<Session>& sessions,
                             std::vector<double>* ns) {
   ErrorSlot error;
   ns->resize(sessions.size());
   for (size_t i = 0; i < sessions.size(); ++i) {
     TOOL_TRY(check_interrupted());
-    // A truncation may give reserved pages back. They are taken again before the clock runs.
+    // A truncation may give reserved pages back. So they are reserved again before the clock starts.
     TOOL_TRY(error.check(tandem_sequence_reserve(cache_.get(), sequence, layer_.chunk, error.out())));
     TOOL_TRY(attend(sessions[i].get(), sequence, layer_.chunk, &(*ns)[i]));
     TOOL_TRY(error.check(tandem_sequence_truncate(cache_.get(), sequence, kv_len - layer_.chunk, error.out())));
@@ -248,7 +248,7 @@ Result ProfileBench::measure(int64_t kv_len, const std::vector<tandem_head_patte
   return {};
 }
 
-// 0xff is NaN in every type: what a call does not write is noticed.
+// 0xff is NaN in every type, so outputs that a call does not write are noticed.
 Result ProfileBench::forget_outputs() {
   std::fill(o_.bytes.begin(), o_.bytes.end(), uint8_t{0xff});
   return device_ != nullptr ? o_.on_device.upload(o_.bytes.data()) : Result();

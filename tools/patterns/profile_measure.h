@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: MIT
-// Times of one append under policy "patterns": one layer, whose query heads all have one pattern.
+// Times one append under policy "patterns": one layer whose query heads all have the same pattern.
 //
-// A sequence is filled to all of its keys but the last `chunk`. A repeat appends these with their queries by one call of
-// tandem_attend(), which is timed, and takes them back. Patterns take turns, so that a busy moment of the machine meets all
-// of them. Each pattern has a session of its own; the cache is common.
+// A sequence is filled with all of its keys but the last `chunk`. A repeat appends these with their queries by one call of
+// tandem_attend(), which is timed, and truncates them again. Patterns take turns, so a busy moment of the machine affects
+// all of them. Each pattern has its own session. All share the cache.
 //
-// With a device, calls are on tensors in its memory, and a call's time ends when the device has finished. The window has all
-// keys there. The first call of a session brings them into it and is not timed.
+// With a device, calls use tensors in its memory, and a call's time ends when the device has finished. All keys are in the
+// window there. The first call of a session brings them into it and is not timed.
 //
-// Keys and queries are noise around rows that return every 1,024 tokens. So there are diagonals to find, and they lie apart,
-// as they do in models.
+// Keys and queries are noise around rows that return every 1,024 tokens. So there are diagonals to find, and they are far
+// apart, as in models.
 #pragma once
 
 #include <cstdint>
@@ -33,23 +33,23 @@ class ProfileBench {
  public:
   static Result create(const ProfileLayer& layer, std::unique_ptr<ProfileBench>* bench);
 
-  // Refuses a length whose keys the memory does not hold.
+  // Refuses a length whose keys do not fit into memory.
   Result check_memory(int64_t kv_len) const;
 
   // Fails unless heads whose window is longer than the sequence give the outputs of policy "all".
   Result check_outputs(int64_t kv_len);
 
-  // (*times)[i] is that of patterns[i].
+  // Sets (*times)[i] to the time of patterns[i].
   Result measure(int64_t kv_len, const std::vector<tandem_head_pattern>& patterns, std::vector<ProfileTime>* times);
 
   const tandem_engine* engine() const { return engine_.get(); }
 
  private:
-  // [n_tokens, n_heads, head_dim] in the type of the call's tensors
+  // [n_tokens, n_heads, head_dim] in the type of the call's tensors.
   struct Rows {
     int64_t n_heads = 0;
     std::vector<uint8_t> bytes;
-    DeviceBuffer on_device;  // the same there, where calls take it from
+    DeviceBuffer on_device;  // copy on the device, used by calls on device tensors
   };
   explicit ProfileBench(const ProfileLayer& layer) : layer_(layer) {}
   Result create_objects();
@@ -67,7 +67,7 @@ class ProfileBench {
   ProfileLayer layer_;
   std::vector<float> base_;  // [kPeriod, head_dim], the rows that return
   Engine engine_;
-  std::unique_ptr<DeviceMemory> device_;  // NULL: calls are on host tensors
+  std::unique_ptr<DeviceMemory> device_;  // NULL: calls use host tensors
   Model model_;
   Cache cache_;
   Rows q_, k_, v_, o_;

@@ -65,7 +65,7 @@ std::vector<Flag> profile_flags(ProfileOptions* options) {
   return flags;
 }
 
-// What the flags of a profile that is read may be.
+// Checks the flags of a profile that is read.
 Result check_reading(const ProfileOptions& options, const std::vector<std::string>& given) {
   static const std::vector<std::string> kOfReading = {"--from", "--at", "--svg", "--json", "--pattern"};
   if (!options.heads_path.empty())

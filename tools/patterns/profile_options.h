@@ -11,14 +11,14 @@
 
 namespace tools {
 
-// One layer, and how it is measured.
+// One layer and the settings of its measurement.
 struct ProfileLayer {
   int64_t n_q_heads = 32, n_kv_heads = 8, head_dim = 128;
   int32_t kv_type = TANDEM_BF16;
-  int32_t io_type = TANDEM_BF16;  // of q, k, v and o
+  int32_t io_type = TANDEM_BF16;  // type of q, k, v and o
   int64_t chunk = 8192;           // queries of a call
   int64_t repeats = 3;
-  EngineFlags engine;  // with a backend, calls are on tensors in the memory of its device
+  EngineFlags engine;  // with a backend, calls use tensors in its device's memory
 
   bool on_device() const { return !engine.backend.empty(); }
 };
@@ -28,7 +28,7 @@ struct ProfileOptions {
   bool json = false, append = false;
   ProfileLayer layer;
   std::string heads_path;                     // a file of head patterns
-  std::vector<tandem_head_pattern> patterns;  // of --pattern
+  std::vector<tandem_head_pattern> patterns;  // from --pattern
   std::vector<int64_t> lengths = {8192, 32768, 131072};
   std::string out, svg;
   std::string from;         // a profile to read; nothing is measured

@@ -41,7 +41,7 @@ bool parse_sizes(const std::string& text, int kind, tandem_head_pattern* pattern
   return at == end;
 }
 
-// "a_shape=100/800"
+// Parses one pattern, such as "a_shape=100/800".
 bool parse_kind(const std::string& text, tandem_head_pattern* pattern) {
   const size_t equals = text.find('=');
   const std::string name = text.substr(0, equals), sizes = equals == text.npos ? "" : text.substr(equals + 1);

@@ -8,12 +8,12 @@ namespace tools {
 namespace {
 
 constexpr double kWidth = 760, kHeight = 440;
-constexpr double kLeft = 72, kEnd = 500, kTop = 68, kFloor = 384;  // of the points
+constexpr double kLeft = 72, kEnd = 500, kTop = 68, kFloor = 384;  // the area of the points
 constexpr double kLabelStep = 14;                                  // between the labels of two lines
 constexpr int kColors = 6;
 constexpr const char* kLight[kColors] = {"#57606a", "#0969da", "#1a7f37", "#bc4c00", "#8250df", "#bf3989"};
 constexpr const char* kDark[kColors] = {"#9198a1", "#4493f8", "#3fb950", "#f0883e", "#ab7df8", "#f778ba"};
-constexpr const char* kDashes[] = {"none", "6 3", "2 3", "8 3 2 3"};  // of the first six lines, the next six, and so on
+constexpr const char* kDashes[] = {"none", "6 3", "2 3", "8 3 2 3"};  // for the first six lines, the next six, and so on
 
 std::string escaped(const std::string& plain) {
   std::string out;
@@ -36,8 +36,8 @@ std::string style() {
 
 // A range of positive numbers on a logarithmic scale.
 struct LogAxis {
-  double low, high;   // of the numbers
-  double begin, end;  // of the picture
+  double low, high;   // range of the numbers
+  double begin, end;  // range in the picture
   double at(double value) const { return begin + (end - begin) * std::log(value / low) / std::log(high / low); }
 };
 
@@ -89,7 +89,7 @@ std::string grid(const Axes& axes) {
   return out + label((kLeft + kEnd) / 2, kFloor + 40, "class=\"soft\" text-anchor=\"middle\"", "keys of the sequence");
 }
 
-// Where the labels of lines that end at these heights stand: in the same order, and none over another.
+// Returns the heights of the labels of lines that end at the heights `ends`: in the same order, and without overlap.
 std::vector<double> label_heights(const std::vector<double>& ends) {
   std::vector<size_t> order(ends.size());
   for (size_t i = 0; i < order.size(); ++i) order[i] = i;

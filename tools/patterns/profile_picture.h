@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// A profile as a picture: time upwards and length to the right, both logarithmic, a line for each pattern.
+// Draws a profile as a picture: time upwards and length to the right, both logarithmic, a line for each pattern.
 #pragma once
 
 #include <string>
@@ -9,7 +9,7 @@
 
 namespace tools {
 
-// Of these patterns of the profile. The colors follow the mode of the page, light or dark.
+// Draws these patterns of the profile. The colors follow the page's mode, light or dark.
 std::string profile_svg(const Profile& profile, const std::vector<std::string>& patterns);
 
 }  // namespace tools

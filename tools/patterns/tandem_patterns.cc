@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// tandem-patterns: what a file of head patterns says, as tandem_patterns_read() reads it; the search that makes one; and the
-// times that patterns take.
+// tandem-patterns: shows the content of a file of head patterns as tandem_patterns_read() reads it, starts the search that
+// makes such a file, and measures the times of patterns.
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
@@ -58,14 +58,15 @@ std::string patterns_help() {
          flags_help(patterns_flags(&command));
 }
 
-// As the library tells it from gates: by the first character. A file that cannot be read is left to the library.
+// Distinguishes JSON from gates by the first character, as the library does. For a file that cannot be read the library
+// reports the error.
 bool is_json(const std::string& path) {
   std::ifstream file(path);
   char first = 0;
   return std::filesystem::is_regular_file(path) && file >> first && (first == '[' || first == '{');
 }
 
-// "show FILE flags...", or help.
+// Parses "show FILE flags...", or help.
 Result parse_command(int argc, const char* const* argv, PatternsCommand* command) {
   const std::vector<Flag> flags = patterns_flags(command);
   command->asked = asked_by(flags, argc - 1, argv + 1);

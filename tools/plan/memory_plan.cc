@@ -21,7 +21,7 @@ Result make_model(const PlanOptions& options, Model* model) {
   layer.k_head_dim = static_cast<int32_t>(options.head_dim);
   layer.v_head_dim = static_cast<int32_t>(options.v_head_dim);
   layer.v_aliases_k = options.v_aliases_k ? 1 : 0;
-  tandem_layer_projection projection = TANDEM_LAYER_PROJECTION_INIT;  // without weights: a plan needs their shapes alone
+  tandem_layer_projection projection = TANDEM_LAYER_PROJECTION_INIT;  // without weights: a plan needs only their shapes
   projection.hidden_dim = static_cast<int32_t>(options.hidden_dim);
   projection.w_type = TANDEM_BF16;
   if (options.x_type != 0) layer.projection = &projection;
@@ -43,14 +43,15 @@ tandem_cache_options cache_options(const PlanOptions& options) {
   return cache;
 }
 
-// A device that prunes has all keys of a sequence in its window; one that follows head patterns has, unless --window is given.
+// A device that prunes has all keys of a sequence in its window. So has one that follows head patterns, unless --window is
+// given.
 int64_t window_of(const PlanOptions& options, bool has_device) {
   const bool has_all = options.prunes() || (options.follows_patterns() && options.window < 0);
   if (!has_device || !has_all) return options.window;
   return std::max(options.window, *std::max_element(options.kv_lens.begin(), options.kv_lens.end()));
 }
 
-// What options of a session point to.
+// The structs that a session's options point to.
 struct PolicySettings {
   explicit PolicySettings(const PlanOptions& options) {
     if (!options.pruning.empty()) pruning.preset = options.pruning.c_str();

@@ -11,7 +11,8 @@ namespace {
 
 constexpr int64_t kMaxCount = 1 << 20;
 
-// For a message: short, and without descending into it (dump() recurses, and a hostile file nests deeper than the stack).
+// Returns a short text for a message, without descending into the value. dump() recurses, and a hostile file may nest deeper
+// than the stack.
 std::string shown(const nlohmann::json& value) {
   constexpr size_t kMaxChars = 60;
   if (value.is_structured()) return "...";
@@ -19,7 +20,7 @@ std::string shown(const nlohmann::json& value) {
   return out.size() <= kMaxChars ? out : out.substr(0, kMaxChars) + "...";
 }
 
-// Whole numbers that fit 64 bits are integers to the parser, larger ones floating point.
+// The parser returns whole numbers that fit 64 bits as integers, and larger ones as floating point.
 bool is_out_of_range(const nlohmann::json& value) {
   if (value.is_number_float()) return std::abs(value.get<double>()) > static_cast<double>(kMaxCount);
   return value.is_number_integer() && (value.get<int64_t>() < 1 || value.get<int64_t>() > kMaxCount);
@@ -41,7 +42,7 @@ Result read_count(const nlohmann::json& config, const std::string& path, const c
 
 Result read_model_config(const std::string& model_dir, PlanOptions* options) {
   const std::string path = model_dir + "/config.json";
-  std::error_code error;  // opening a pipe would wait for a writer, reading a folder throws
+  std::error_code error;  // checked first: opening a pipe would wait for a writer, and reading a folder throws
   const std::filesystem::file_status status = std::filesystem::status(path, error);
   if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status))
     return refuse("--model = %s: %s is not a regular file", model_dir.c_str(), path.c_str());

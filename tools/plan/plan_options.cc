@@ -63,7 +63,7 @@ bool PlanOptions::follows_patterns() const { return std::string_view(tandem_poli
 
 const char* PlanOptions::route_name() const { return route < 0 ? nullptr : kRoutes[route].name; }
 
-// Flags that would change nothing are refused.
+// Refuses flags that would change nothing.
 Result PlanOptions::check_policy(const std::vector<std::string>& given, const EngineFlags& engine) const {
   const std::string_view name = tandem_policy_name(policy);
   const bool keeps_ends = name == "streaming" || name == "hgca";

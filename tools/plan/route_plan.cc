@@ -11,7 +11,8 @@ Result make_routes(tandem_session* session, const std::vector<int64_t>& kv_lens,
   const int32_t status = tandem_plan(&routes->plan, session, 0, kv_lens.data(), q_lens.data(),
                                      static_cast<int64_t>(kv_lens.size()), error.out());
   const Result result = error.check(status);
-  // CAPACITY: no room for the engine's measurements. INVALID_STATE: "recompute" without weights. The plan of memory stands.
+  // CAPACITY: no room for the engine's measurements. INVALID_STATE: "recompute" without weights. The plan of memory is still
+  // valid.
   if (status != TANDEM_ERROR_UNSUPPORTED && status != TANDEM_ERROR_CAPACITY && status != TANDEM_ERROR_INVALID_STATE)
     return result;
   routes->reason = result.message();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Which processor will attend keys outside the window in a call on device tensors, as the library plans it.
+// Plans by the library which processor will attend the keys outside the window in a call on device tensors.
 #pragma once
 
 #include <string>
@@ -9,13 +9,13 @@
 
 namespace tools {
 
-// Of one layer.
+// The routes of one layer.
 struct PlannedRoutes {
   tandem_route_plan plan = TANDEM_ROUTE_PLAN_INIT;
-  std::string reason;  // the library's, where there is no plan
+  std::string reason;  // the library's reason if it makes no plan
 };
 
-// The next call of a layer: sequences of kv_lens tokens, the last q_len of each new.
+// Plans the next call of a layer: sequences of kv_lens tokens, of which the last q_len are new.
 Result make_routes(tandem_session* session, const std::vector<int64_t>& kv_lens, int64_t q_len, PlannedRoutes* routes);
 std::string routes_text(int64_t kv_len, int64_t q_len, const PlannedRoutes& routes);
 Result routes_json(const PlannedRoutes& routes, Json* json);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// tandem-plan: what tandem_plan_memory() and tandem_plan() say before anything is allocated: the bytes that a cache with one
-// session takes of host and device, and which processor attends the keys outside the window.
+// tandem-plan: shows the plans of tandem_plan_memory() and tandem_plan() before anything is allocated: the bytes of host and
+// device memory that a cache with one session takes, and the processor that attends the keys outside the window.
 #include <cstdio>
 
 #include "tools/common/run_tool.h"

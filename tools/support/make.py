@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Makes docs/support.md, the matrix of what is supported, of the library's own answers (tandem_supports()).
+"""Makes docs/support.md, the matrix of supported features, from the library's own answers (tandem_supports()).
 
-  make.py                     writes the page: the CPU's part as this libtandem answers, the GPU's part of docs/support-cuda.json
-  make.py --check             fails where the page is another; of the CPU's part it compares what this library answers
+  make.py                     writes the page: the CPU's part from this libtandem, the GPU's part from docs/support-cuda.json
+  make.py --check             fails if the page on disk differs from the one that make.py would write
   make.py --record [MODULE]   on a machine with a GPU: asks the CUDA module and writes docs/support-cuda.json
 
 It finds libtandem as the Python package does (TANDEM_LIB_DIR).
@@ -41,7 +41,7 @@ ROUTES = {"auto": {}, "host": {}, "stream": {}, "host+stream": {"stream_fraction
 
 
 def answer(engine, layer, cache, session):
-    """"yes", or the field that is refused."""
+    """Returns "yes", or the field that is refused."""
     try:
         support = tandem.supports(engine, tandem.Layer(**(BASE | layer)), cache=cache, session=session)
     except tandem.TandemError as error:
@@ -50,7 +50,7 @@ def answer(engine, layer, cache, session):
 
 
 def ask(engine):
-    """All answers, by what is asked."""
+    """Returns all answers by feature."""
     def one(layer=None, cache=None, session=None):
         return answer(engine, layer or {}, cache or {}, session or {})
     found = {}
