@@ -36,7 +36,7 @@ macro(tandem_python_option name what)
   endif()
 endmacro()
 
-# The programs that are built, by the names that users know.
+# Lists the programs that are built, by their user-visible names.
 function(tandem_program_names out)
   set(names "")
   foreach(program front info plan patterns bench generate demo)

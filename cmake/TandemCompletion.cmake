@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-# Completion of command lines for bash, zsh and fish, made by tools/completion/make.py of the help texts of the programs that
-# are built.
+# Command-line completion for bash, zsh and fish. tools/completion/make.py makes it from the help texts of the programs that are
+# built.
 if(NOT TARGET tandem-front)
   return()
 endif()

@@ -43,8 +43,8 @@ if(TARGET tandem-demo)
           DESTINATION ${CMAKE_INSTALL_DATADIR}/tandem/models/pico COMPONENT tools)
   install(FILES ${examples_dir}/data/haystack.txt DESTINATION ${CMAKE_INSTALL_DATADIR}/tandem/data COMPONENT tools)
 endif()
-# Folders as in the source tree: pages link to each other. Of links to files that are not installed beside them, to headers, say,
-# the installed pages have the text alone.
+# Folders are as in the source tree, because pages link to each other. Headers, sources and tests are not installed beside the pages, so
+# links to them become plain text.
 install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT doc)
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/docs DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT doc
         FILES_MATCHING PATTERN "*.svg" PATTERN man EXCLUDE)
