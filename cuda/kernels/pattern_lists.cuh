@@ -53,6 +53,9 @@ struct BlockPattern {
   const uint32_t *tokens = nullptr, *bands = nullptr, *key_blocks = nullptr;  // choices; null: the head has none of the kind
   int band_words;
 
+  // Units that begin before range_begin.
+  __device__ int n_units() const { return (range_begin + kGranuleKeys - 1) / kGranuleKeys; }
+
   // Sets all members. Does not use call.sequence.
   __device__ void find(const PatternCall& call, int sequence, int head, int block) {
     const PatternQueries queries(call.patterns.sequences.sequences[sequence]);
@@ -102,7 +105,7 @@ struct BlockPattern {
   }
   // Returns a word in which bit i is set if unit 32 word + i begins before range_begin and is named.
   __device__ uint32_t names(int word) const {
-    const int n_units = (range_begin + kGranuleKeys - 1) / kGranuleKeys;
+    const int n_units = this->n_units();
     uint32_t named = low_bits(n_sinks - 32 * word);
     if (tokens != nullptr) {
       named |= in_bands(word);
@@ -181,7 +184,7 @@ struct ListPlace {
 __device__ inline void finish_list(const PatternCall& call, const BlockPattern& pattern, const ListPlace& place, int n,
                                    bool last_is_named) {
   const DevicePatterns& patterns = call.patterns;
-  const int n_units = (pattern.range_begin + kGranuleKeys - 1) / kGranuleKeys, n_queries = pattern.end - pattern.begin;
+  const int n_units = pattern.n_units(), n_queries = pattern.end - pattern.begin;
   int64_t n_tokens = int64_t{n} * kGranuleKeys;
   if (last_is_named) n_tokens -= n_units * kGranuleKeys - pattern.range_begin;
   const DeviceKeys keys = {static_cast<int32_t>(place.first_granule), n > place.n_granules ? -1 : n, pattern.range_begin, 0};
@@ -204,7 +207,7 @@ static __global__ void __launch_bounds__(kListThreads) pattern_lists_kernel(cons
                block);
   const ListPlace place(patterns, sequence);
   const UnitLister lister = {call, sequence, pattern, patterns.granules + place.first_granule, place.n_granules};
-  const int n_units = (pattern.range_begin + kGranuleKeys - 1) / kGranuleKeys;
+  const int n_units = pattern.n_units();
   int n = 0;
   for (int first = 0; first < n_units; first += kSegmentUnits) n += lister.write(first, n, segment);
   if (threadIdx.x == 0) finish_list(call, pattern, place, n, n_units > 0 && segment.last_is_named != 0);

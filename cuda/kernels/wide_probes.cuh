@@ -300,7 +300,6 @@ __device__ inline void clear_bins(const PatternCall& call, const WideJob& job, i
 // ---- weights -------------------------------------------------------------------------------------------------------------
 
 struct WideProbeWeights {
-  const PatternCall& call;
   const WideJob& job;
   const float* minus_lse;  // of the warpgroup's probes, in shared memory
   WideLane lane;
@@ -309,7 +308,8 @@ struct WideProbeWeights {
   BandSums bands;
 
   __device__ WideProbeWeights(const WidePatternCall& wide, const WideJob& of_job, const float* of_probes)
-      : call(wide.call), job(of_job), scale(wide.scale), columns(nullptr), run_bands(nullptr) {
+      : job(of_job), scale(wide.scale), columns(nullptr), run_bands(nullptr) {
+    const PatternCall& call = wide.call;
     minus_lse = of_probes + lane.head * kPatternProbes;
     bands = no_bands();
     const int head = job.first_head + lane.head;

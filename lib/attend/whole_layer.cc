@@ -2,7 +2,6 @@
 #include "lib/attend/whole_layer.h"
 
 #include <algorithm>
-#include <utility>
 
 #include "lib/base/trace.h"
 #include "lib/machine/device_status.h"
