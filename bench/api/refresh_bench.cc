@@ -8,7 +8,7 @@
 //   dense          policy all
 //   page           window 4,096, pages of 16: every sixteenth step evicts a page in each layer
 //   token          window 15: every step evicts a token in each layer
-// append 32, 512 appends so many tokens at once; then all keys outside the window are judged anew
+//   append 32, 512 appends that many tokens at once; then all keys outside the window are judged anew
 //
 // The bench times the step that needs what the step or append before it has posted: its total time and its waiting time,
 // from the session's statistics. Reading these waits too, so they are read before and after such a pair, never in between.

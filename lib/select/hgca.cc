@@ -5,7 +5,7 @@
 // leaves the window takes its MAW along. It stays in the sparse set of its head if it was salient:
 //
 //   at eviction        maw > beta / window size
-// after an append    maw > beta / host size, for every key outside the window, so dropped keys may come back
+//   after an append    maw > beta / host size, for every key outside the window, so dropped keys may come back
 //
 // The threshold is a fraction of the weight that a uniform head would give each key. So a peaked head keeps few keys and a
 // flat head many, without a top-k. Query heads that share a KV head also share its reads: the KV head keeps the union of

@@ -7,7 +7,6 @@
 // later tokens will need. The engine's background thread then has the kernel clear that memory slice by slice, so that the
 // thread's other jobs can run between slices. Only extents in which the sequence has pages are asked for. Reserved memory
 // far from the used part stays uncommitted.
-// for: memory that is reserved, far from what is used, stays uncommitted.
 #pragma once
 
 #include <condition_variable>
