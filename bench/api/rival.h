@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What all contestants of a side-by-side bench share: a pool of keys and values as ggml stores them, and an interface. They
+// Shared by all contestants of a side-by-side bench: a pool of keys and values as ggml stores them, and an interface. They
 // attend layers one after the other, and only attention is timed.
 #pragma once
 
@@ -53,7 +53,7 @@ struct Pool {
   }
 };
 
-// The queries are those of the last q_len of n_keys tokens.
+// The queries belong to the last q_len of n_keys tokens.
 struct Shape {
   int32_t n_threads;
   int64_t n_layers, n_keys, q_len;

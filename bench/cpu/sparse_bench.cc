@@ -74,7 +74,7 @@ struct Bench {
   std::vector<std::vector<KvRun>> runs;  // per head
   std::vector<AttendJob> jobs;
   std::vector<Selection> selections;
-  std::atomic<uint64_t> checksum{0};  // of the rows that "read" reads
+  std::atomic<uint64_t> checksum{0};  // sum of the rows that "read" reads
 };
 
 uint64_t mix(uint64_t x) {

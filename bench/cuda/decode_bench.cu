@@ -60,7 +60,7 @@ struct Line {
   int64_t length;
   int batch;
   bool shuffled;
-  int unit = 0;  // of key lists
+  int unit = 0;  // unit of key lists
 };
 
 bool measure(const OpenDevice& device, const Line& line, double copy) {

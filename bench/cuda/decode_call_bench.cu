@@ -30,7 +30,7 @@ namespace {
 constexpr int64_t kFewestLayers = 2, kFewLayers = 8, kMostLayers = 64;
 constexpr int kFewestRounds = 5, kMostRounds = 21;
 constexpr int64_t kMostPlanned = 512, kMostPlannedInAll = 1024;  // queries of a sequence, and of a step
-// pairs of query head and key; computing the truth takes long
+// Pairs of query head and key. Computing the truth takes long.
 constexpr int64_t kMostChecked = int64_t{70'000} * 32;
 
 struct Case {

@@ -239,8 +239,8 @@ class Bench {
   Runtime* runtime_;
   const Wanted& wanted_;
   Context at_;
-  PolicyOptions policy_;                    // of the session in at_
-  double base_ms_ = 0, base_chunk_ms_ = 0;  // of a step and of a chunk that find all keys in the window
+  PolicyOptions policy_;                    // policy of the session in at_
+  double base_ms_ = 0, base_chunk_ms_ = 0;  // time of a step and of a chunk that find all keys in the window
 };
 
 Failure run(int argc, char** argv) {

@@ -20,7 +20,7 @@ namespace {
 
 constexpr int kSteps = 400, kGridSteps = 30;
 constexpr int64_t kAppend = 16;
-constexpr double kRounding = 1.0 / 256;  // of bf16 outputs
+constexpr double kRounding = 1.0 / 256;  // rounding of bf16 outputs
 
 tandem_session_options options_of(const char* policy, int64_t window, float beta) {
   tandem_session_options options = TANDEM_SESSION_OPTIONS_INIT;

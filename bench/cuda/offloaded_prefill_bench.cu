@@ -24,7 +24,7 @@ constexpr int64_t kBlock = TANDEM_PATTERN_BLOCK;
 constexpr int kPrompts = 3;
 
 struct Settings {
-  std::vector<tandem_head_pattern> heads;  // of the layers that are used
+  std::vector<tandem_head_pattern> heads;  // patterns of the layers that are used
   int32_t n_layers = 4;
   int64_t n_tokens = 131072, window = 4096;
   const char* card = "";

@@ -267,7 +267,7 @@ void measure(tandem_engine* engine, Limits& limits, int64_t length, int64_t leas
   std::minstd_rand random(kSeed);
   for (int round = -1; round < kRounds; ++round) {  // the first round fills windows, pins and measures
     for (Runner* const runner : order) runner->run(call, wanted, round >= 0);
-    // a processor that rests during one route is slower at the start of the next
+    // A processor that rests during one route is slower at the start of the next one.
     std::shuffle(order.begin(), order.end(), random);
     double cpu = 0.0, bus = 0.0;
     cpus.push_back(limits.cpu());

@@ -25,7 +25,7 @@ constexpr int64_t kMostBytes = int64_t{24} << 30, kSteps = 96, kAppended = 2048,
 
 struct Preset {
   std::string name;
-  std::vector<int64_t> intervals;  // of its stages for more than 32K tokens
+  std::vector<int64_t> intervals;  // refresh intervals of its stages for more than 32K tokens
 
   bool runs_all(int64_t step) const { return step % intervals.front() == 0; }
   bool runs_none(int64_t step) const { return step % intervals.back() != 0; }

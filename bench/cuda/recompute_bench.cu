@@ -137,7 +137,7 @@ Measured time_route(Sequences& on, const Step& step, tandem_session_options opti
   TANDEM(tandem_session_get_stats, &stats, session);
   tandem_route_plan plan = TANDEM_ROUTE_PLAN_INIT;
   const std::vector<int64_t> lengths(on.ids.size(), on.length + 1);
-  // the first call of a row has no work before it during which copies could run ahead
+  // The first call of a row has no work before it during which copies could run ahead.
   for (int32_t l = 0; l < on.n_layers; ++l) {
     TANDEM(tandem_plan, &plan, session, l, lengths.data(), nullptr, static_cast<int64_t>(lengths.size()));
     measured.planned_us += static_cast<double>(plan.total_ns) * 1e-3 / on.n_layers;

@@ -24,7 +24,7 @@
 namespace tandem {
 namespace {
 
-constexpr float kStrong = 0.01f;  // of the moving average: at most 100 keys of a head exceed this
+constexpr float kStrong = 0.01f;  // moving average of a strong key; at most 100 keys of a head exceed it
 
 // While a selection grows, its rows are copied to a larger buffer. One KV head has both buffers at that time.
 SelectorBytes bytes_of(const Layer& layer, const PolicyOptions& options, size_t, int64_t kv_len) {

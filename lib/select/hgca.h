@@ -63,7 +63,7 @@ struct HeadSelection {
   Buffer token_idx;  // [capacity of the layer] int32
   int64_t n_tokens = 0;
   std::vector<CopiedRows> blocks;  // in the order of the tokens
-  // leading tokens whose rows are in the blocks; attention uses the copies only if all tokens have one
+  // Leading tokens whose rows are in the blocks. Attention uses the copies only if all tokens have one.
   int64_t n_copied = 0;
 
   int64_t room() const { return token_idx.bytes() / static_cast<int64_t>(sizeof(int32_t)); }
@@ -108,7 +108,7 @@ struct HeldQueries {
   void clear() { n = n_skipped = 0; }
 };
 
-// What is needed to count the weights of the queries of speculative tokens.
+// Logits or queries of speculative tokens, from which their weights are counted later.
 struct HeldGuess {
   int64_t first_key = 0;  // first key that has logits
   int64_t n_keys = 0;
@@ -153,7 +153,7 @@ struct HgcaState final : SelectState {
   void count_held();  // does nothing if no queries are held
   void note_copies();
   void reserve_work();  // reserves work space for the keys
-  // swaps in these keys and reserves work space; if `late` is empty, the state keeps its own
+  // Swaps in these keys and reserves work space. If `late` is empty, the state keeps its own keys.
   void take_keys(KeyRuns* late);
   void post_eviction(int64_t begin, int64_t end);  // posts a job that judges these tokens, which have left the window
 
@@ -162,14 +162,14 @@ struct HgcaState final : SelectState {
   std::vector<HeadSelection> heads;  // [n_kv_heads]
   HeldQueries held;
   HeldGuess guess;
-  // used by the calling thread: the device has counted an append, and keys have not been judged since
+  // For the calling thread: the device has counted an append, and keys have not been judged since.
   bool is_unjudged = false;
   bool due = false;  // queries wait to be counted, and no job is posted yet
   Job job;
   bool eviction = false;  // true: judge tokens [evict_begin, evict_end) only; false: all tokens outside the window
   int64_t evict_begin = 0, evict_end = 0;
   int64_t host_end = 0;  // first token of the window
-  // all tokens when the job is posted; for an eviction at least those from evict_begin on
+  // Runs of all tokens when the job is posted; for an eviction at least of the tokens from evict_begin on.
   KeyRuns keys;
   std::atomic<bool> uncopied{false};   // a copy of selected rows found no memory; the next join() logs it
   std::atomic<bool> wants_all{false};  // some head lacks its copy, so the next eviction needs the rows of all tokens
@@ -205,7 +205,7 @@ class Hgca final : public Selector {
   const Layer& layer_;
 };
 
-// copies the rows of the selected tokens after loading
+// Copies the rows of the selected tokens after loading.
 void copy_loaded(HgcaState& state, const Sequence& sequence, int64_t window_begin);
 // Judges evicted keys of several states of one layer, all heads in parallel.
 void judge_evicted_by_all(std::span<SelectState* const> states);

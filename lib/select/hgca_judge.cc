@@ -126,7 +126,7 @@ bool judge_head(HgcaState& state, int32_t kv_head) {
     head.n_tokens = head.n_copied = 0;
     select_tokens(state, kv_head, sink_len, state.host_end);
   }
-  // keys are rotated by position at attend time, so attention reads them from the store one by one
+  // Keys are rotated by position at attend time, so attention reads them from the store one by one.
   if (state.keys.keeps_positions) return false;
   const bool reaches = head.n_copied == head.n_tokens || head.token_idx.as<int32_t>()[head.n_copied] >= state.keys.begin;
   if (reaches && has_room(head, state, kv_head)) return true;

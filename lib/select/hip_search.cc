@@ -480,7 +480,7 @@ Status HipSearch::search_range(int64_t query, int64_t n_queries, const StagePlac
 // Blocks of the first active stage follow each other from the call's first query on. The first query of a block decides
 // which stages are active. Blocks with the same active stages are searched together, up to a limit.
 Status HipSearch::search(const SearchedCall& call, const Watch& watch, BlockLists* lists) {
-  constexpr int64_t kMostScores = int64_t{1} << 22;  // of blocks that are searched together
+  constexpr int64_t kMostScores = int64_t{1} << 22;  // scores of blocks that are searched together
   call_ = &call;
   bounded_ = bounded_layer(*call.layer);
   const PruningRecord& record = *call.record;

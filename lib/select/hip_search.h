@@ -104,7 +104,7 @@ class HipSearch {
                        BlockLists* lists);
 
  private:
-  struct Block {  // of a stage, for one list
+  struct Block {  // a stage's query block, for one list
     int64_t query = 0, n_queries = 0;
     int32_t list = 0;
     Candidates from;
@@ -112,7 +112,7 @@ class HipSearch {
     ChunkList* kept = nullptr;
     int32_t n_left = 0;  // KV heads without scores; atomic
   };
-  struct alignas(128) Scratch {  // of a worker; aligned so that workers share no cache line
+  struct alignas(128) Scratch {  // a worker's; aligned so that workers share no cache line
     std::vector<KvRun> runs;
     std::vector<float> q, of_rows, of_low, of_high;
     std::vector<int32_t> low;

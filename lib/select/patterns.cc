@@ -67,7 +67,7 @@ Status PatternState::name_keys(const SequenceCall& call, const Watch& watch) {
 // Names keys for a single query, or for a guess, whose queries all attend the keys of the first.
 void PatternState::name_by_kv_head(const SequenceCall& call) {
   const std::vector<DecodeKeys>& heads = of_.patterns().decode;
-  // in one call with an append, rows belong to query heads
+  // In a call that also has an append, rows belong to query heads.
   const int32_t n_alike = call.by_q_head ? of_.layer().group_size : 1;
   names_.keys.n_heads = of_.layer().n_kv_heads * n_alike;
   names_.query_block = call.q_len;

@@ -56,7 +56,7 @@ class Cache final : public SequenceTable {
   void give_up(const CacheListener* listener);  // ends the listener's writes and speculation
   void detach(CacheListener* listener);
   void settle(CacheListener& listener);  // waits until its work has ended, and rolls back lost work
-  // shortens to at most `length`
+  // Shortens a layer to at most `length` tokens.
   void cut_layer(CacheListener& listener, Sequence& sequence, size_t layer_idx, int64_t length);
 
   // Locks mutex() once every token within the lengths is in the store, and none is still on its way from a device. but_for:

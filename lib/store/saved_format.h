@@ -22,7 +22,7 @@ struct SavedHeader {
   uint32_t header_bytes = 64, layer_bytes = 128;  // bytes of this struct and of a SavedLayer
   uint32_t n_layers = 0;
   int64_t n_tokens = 0;
-  int64_t bytes = 0;      // of the whole file, with this header
+  int64_t bytes = 0;      // size of the whole file, with this header
   uint64_t model_id = 0;  // from the caller
   uint32_t n_sections = 0;
   uint32_t flags = 0;
@@ -51,8 +51,8 @@ static_assert(sizeof(SavedLayer) == 128);
 // bytes of the sections that are not rows or positions, with their frames.
 Status write_saved_header(const std::vector<Layer>& layers, int64_t more_bytes, SavedHeader* header, SavedWriter* writer);
 
-// What a cache with these layers, and a caller with this model_id, can load. file_bytes: size of the file if the caller
-// knows it; -1: unknown.
+// The file that a cache with these layers, and a caller with this model_id, can load. file_bytes: size of the file if the
+// caller knows it; -1: unknown.
 struct ExpectedFile {
   const std::vector<Layer>& layers;
   uint64_t model_id = 0;

@@ -85,7 +85,7 @@ Status SavedReader::take(void* to, int64_t bytes) {
       std::memcpy(out, buffer_.data() + at_, static_cast<size_t>(n));
       at_ += n;
     } else if (bytes > std::ssize(buffer_) / 4) {
-      // small enough that the checksum reads bytes in the processor's cache
+      // Small enough that the checksum reads bytes in the processor's cache.
       n = std::min<int64_t>(bytes, SavedWriter::kBufferBytes);
       TANDEM_TRY(fetch(out, n, n, &n));
     } else {

@@ -22,12 +22,12 @@ enum class SavedKind : uint32_t { kK = 1, kKScales, kV, kVScales, kHidden, kPosi
 struct SavedSection {
   SavedKind kind = SavedKind::kBlob;
   int32_t layer_idx = -1;  // -1: belongs to no layer
-  int64_t bytes = 0;       // of the payload
+  int64_t bytes = 0;       // size of the payload
 
   std::string name() const;  // "k of layer 3"
   bool operator==(const SavedSection&) const = default;
 };
-// a section's bytes besides its payload
+// A section's bytes besides its payload.
 inline constexpr int64_t kSavedFrameBytes = sizeof(SavedSection) + sizeof(uint64_t);
 static_assert(sizeof(SavedSection) == 16);
 
@@ -39,9 +39,9 @@ class SavedWriter {
   Status begin(const SavedSection& section);
   Status end();  // ends the section with its checksum
   Status flush();
-  uint64_t checksum() const { return checksum_.value(); }  // of the bytes that were put since begin(), or since the start
+  uint64_t checksum() const { return checksum_.value(); }  // covers the bytes put since begin(), or since the start
 
-  // kMostBytes: the most for one call of the caller's function
+  // kMostBytes: the most for one call of the caller's function.
   static constexpr int64_t kBufferBytes = 1 << 18, kMostBytes = 1 << 26;
 
  private:
@@ -76,7 +76,7 @@ class SavedReader {
   tandem_read_fn read_;
   void* user_;
   std::vector<std::byte> buffer_;
-  int64_t at_ = 0, end_ = 0;  // in the buffer
+  int64_t at_ = 0, end_ = 0;  // offsets in the buffer
   int64_t n_fetched_ = 0, n_taken_ = 0, total_ = 0, section_left_ = 0;
   std::string where_ = "header";
   Checksum checksum_;

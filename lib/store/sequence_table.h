@@ -23,7 +23,7 @@ struct Sequence {
   int64_t reserved = 0;                 // tokens, counted from the first, for which appends have memory, in every session
   std::vector<int64_t> lengths;         // [n_layers] committed tokens
   std::vector<int64_t> speculative;     // [n_layers] tokens after these, until commit
-  std::vector<int32_t> parents;         // of the speculative tokens; empty: each follows the one before
+  std::vector<int32_t> parents;         // parents of the speculative tokens; empty: each follows the one before
   CacheListener* speculator = nullptr;  // owner of the speculative tokens; null: there are none
   std::vector<int32_t> positions;       // [longest layer]; empty: token i has position i
   CacheListener* writer = nullptr;      // has the sequence in flight: a step, or an attend that appends
@@ -31,7 +31,7 @@ struct Sequence {
   bool is_being_saved = false;          // no attend may change the sessions' data of the sequence
 
   int64_t total(size_t layer_idx) const { return lengths[layer_idx] + speculative[layer_idx]; }
-  int64_t longest() const;   // of any layer, speculative tokens included
+  int64_t longest() const;   // longest layer, speculative tokens included
   int64_t shortest() const;  // committed tokens of the shortest layer
   int64_t position(int64_t token) const { return position_of(positions, token); }
   int64_t first_within(int64_t position, int64_t distance) const;  // the first token less than `distance` before `position`

@@ -14,7 +14,7 @@
 
 namespace tandem {
 
-// Of memory: interleaved over all NUMA nodes. Of a job: its keys are, so any worker may take it.
+// For memory: interleaved over all NUMA nodes. For a job: its keys are interleaved, so any worker may take it.
 inline constexpr int32_t kAllNodes = -1;
 
 // Consecutive keys of one KV head: row i of K is at k + i * k_stride_of(layer).
@@ -24,7 +24,7 @@ struct KvRun {
   const void* k_scales = nullptr;  // f16 [n_tokens, n_scales(k_type, k_head_dim)]; null for types without scales elsewhere
   const void* v_scales = nullptr;  // the same for V; = k_scales where V aliases K
   int64_t n_tokens = 0;
-  int64_t token_idx = 0;               // of the first key; the others follow. -1: every query sees all keys of the run
+  int64_t token_idx = 0;               // index of the first key; the others follow. -1: every query sees all keys of the run
   const int32_t* positions = nullptr;  // [n_tokens] for library RoPE; null: first_position + i
   int64_t first_position = 0;
 };
@@ -88,10 +88,10 @@ struct MergeJob {
 // A weight is 0 where the key is masked or lse is not finite. With keep = 0 the old contents of `out` do not matter.
 struct WeightJob {
   const Layer* layer = nullptr;
-  const float* q = nullptr;  // as in AttendJob
+  const float* q = nullptr;  // queries, as in AttendJob
   int32_t n_rows = 0;
   int32_t node = 0;             // NUMA node of the keys, or kAllNodes
-  const KvRun* runs = nullptr;  // as many runs as hold n_keys keys
+  const KvRun* runs = nullptr;  // runs that hold n_keys keys
   int64_t first_offset = 0;     // index of the first key in runs[0]
   int64_t n_keys = 0;
   const Visibility* visibility = nullptr;
@@ -102,7 +102,7 @@ struct WeightJob {
   int64_t out_stride = 0;
 };
 
-// query rows that a ChunkJob processes at a time, and the most that a DescentJob has
+// Query rows that a ChunkJob processes at a time, and the most that a DescentJob has.
 inline constexpr int32_t kJudgedRows = 64;
 
 // Computes the largest logit of some query rows in each chunk of keys. Over all rows r and the keys j of chunk c:
@@ -147,10 +147,10 @@ struct DescentJob {
 // have skipped work.
 struct Watch {
   const int32_t* cancel = nullptr;  // not 0: stop; any thread may set it
-  // called on the calling thread; returns not 0: stop
+  // Called on the calling thread. Returns not 0: stop.
   int32_t (*progress)(int64_t done, int64_t total, void* user) = nullptr;
   void* user = nullptr;
-  // set with `cancel`; belongs to the call, 0 at its begin, 1 once a thread has seen the flag set
+  // Set with `cancel`. Belongs to the call: 0 at its begin, 1 once a thread has seen the flag set.
   int32_t* was_seen = nullptr;
 
   bool is_cancelled() const {

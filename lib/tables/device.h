@@ -85,10 +85,10 @@ inline int64_t n_floats(const RopeTable& table) { return int64_t{RopeTable::kDig
 
 // K and V of one layer in the pool. Planes and strides are multiples of 16 bytes.
 struct DevicePages {
-  std::byte* planes[kPlanes] = {};    // of KV head 0 and slot 0, in the page that page tables call 0
+  std::byte* planes[kPlanes] = {};    // address of KV head 0 and slot 0, in the page that page tables call 0
   int64_t head_stride[kPlanes] = {};  // bytes from one KV head to the next
   int32_t page_len = 0;               // a multiple of 64
-  float* maw = nullptr;               // of the same page, [n_q_heads][page_len]; null: no MAW are kept
+  float* maw = nullptr;               // MAW of the same page, [n_q_heads][page_len]; null: no MAW are kept
 };
 
 // One sequence of a call, in device memory. It may change between replays of a graph.
@@ -97,20 +97,20 @@ struct DeviceSequence {
   int64_t end = 0;    // the queries are the last of [0, end + n_after)
   int32_t q_len = 0;
   int32_t first_row = 0;    // first row of the queries in q, o and lse
-  int32_t table_begin = 0;  // of the sequence's page table in page_tables
+  int32_t table_begin = 0;  // begin of the sequence's page table in page_tables
   int32_t table_len = 0;
   int32_t has_host_part = 0;  // the host leaves states for all rows of the sequence
   int32_t step = 0;           // in the call's first sequence: the call's step, which the slot's header returns
   int64_t evict_end = 0;      // tokens [begin, evict_end) leave the window with this call
   int32_t first_evicted = 0;  // where the first of these tokens is in a slot's rows of MAW
   int32_t wants_lse = 0;      // with a host part: the merged lse also go to the slot
-  int64_t position = 0;       // of the first query; later queries follow
+  int64_t position = 0;       // position of the first query; later queries follow
   int64_t n_after = 0;        // attend() of a piece: tokens behind its keys, up to the last query; else 0
   // For search() and bound_chunks() (lib/tables/search.h); 0 in other calls.
   std::byte* kept_lists = nullptr;  // lists of the sequence in this layer, in device memory
   int64_t bounded = 0;              // complete chunks of tokens [0, bounded) have bounds
   uint32_t kept_mark = 0;           // lists with another mark are not valid; never 0
-  int32_t first_list = 0;           // of a block: first of attend()'s sequences that have its list
+  int32_t first_list = 0;           // for a block: first of attend()'s sequences that have its list
 };
 
 // The sequences of a call, in device memory. They change between the replays of a graph. Copies, not kernels, write them and
@@ -119,8 +119,8 @@ struct DeviceSequences {
   const DeviceSequence* sequences = nullptr;  // [n_sequences]
   const int64_t* page_tables = nullptr;       // bytes from the page called 0 to each page
   int32_t n_sequences = 0;
-  int32_t max_q_len = 0;  // of any sequence, now and in every replay
-  int64_t max_keys = 0;   // the same for keys
+  int32_t max_q_len = 0;  // most queries of a sequence, now and in every replay
+  int64_t max_keys = 0;   // most keys of a sequence, now and in every replay
 };
 
 // Reports a wrong index of a call: it names no unit at or before the query's own token, or is out of order. The device
@@ -128,7 +128,7 @@ struct DeviceSequences {
 struct BadIndex {
   uint32_t n_told = 0, n_taken = 0;
   int32_t layer_idx = 0, head = 0, value = 0;
-  // in the call's tensor: token, index in the row; `own`: the query's token in its sequence
+  // In the call's tensor: row is the token, place the index in the row. own: the query's token in its sequence.
   int64_t row = 0, place = 0, own = 0;
 };
 
@@ -139,7 +139,7 @@ struct ExchangeFlags {
   alignas(64) uint64_t observed = 0;  // written by the device; tickets without observe() do not count
   alignas(64) uint32_t busy = 0;      // written by the host: it is computing. The device must not time out while this is 1
   alignas(64) uint8_t ended = 0;      // written by the device, by fill(): the last step that has ended, modulo 256
-  // written by the device: it has waited too long for the host (kFault...) and does no more work
+  // Written by the device: it has waited too long for the host (kFault...) and does no more work.
   alignas(64) uint32_t fault = 0;
   alignas(64) BadIndex bad_index;  // the first wrong index since the host took the last report
 };
@@ -150,7 +150,7 @@ struct SlotHeader {
   uint64_t ticket = 0;
   int32_t tag = 0;
   int32_t n_sequences = 0;
-  int32_t step = 0;  // of the first sequence; 0 if there is none
+  int32_t step = 0;  // step of the first sequence; 0 if there is none
   // From the call's DeviceIndices. idx_heads = 0: the call names no keys.
   int32_t n_idx = 0, idx_heads = 0;
   int16_t unit_shift = 0, plus_window = 0;
@@ -163,11 +163,10 @@ struct DeviceExchange {
   std::byte* slots = nullptr;  // [n_slots][slot_bytes], each begins with its header
   int64_t* state = nullptr;    // [kExchangeWords] in device memory for the module, zero at first
   int64_t slot_bytes = 0;
-  int64_t timeout_ns = 0;  // of a wait on the device
+  int64_t timeout_ns = 0;  // longest wait on the device
   int32_t n_slots = 0;
   int32_t n_rows = 0;  // rows of a KV head that fit in a slot: at least the call's n_tokens
-  // Offsets in a slot in bytes. q: f32 [n_tokens * n_q_heads, k_head_dim] of sequences with a host part, rotated if keys
-  // are.
+  // Offsets in a slot in bytes. q: f32 [n_tokens * n_q_heads, k_head_dim] of sequences with a host part, rotated as keys.
   int64_t q_at = 0;
   int64_t o_at = 0, lse_at = 0;   // f32 [n_tokens * n_q_heads, v_head_dim], f32 [n_tokens * n_q_heads]
   int64_t rows_at[kPlanes] = {};  // the new rows [n_kv_heads][n_tokens] of each plane, as stored
@@ -210,7 +209,7 @@ struct DeviceAppend {
   const int32_t* positions = nullptr;
   // [n_tokens, 1, hidden_dim], sent to the host alone. data null: the layer keeps none, or nothing is appended
   DeviceRows x;
-  // room for kernels that run at the same time. 1: append uses an eighth of the device, 2: as little as possible
+  // Room for kernels that run at the same time. 1: append uses an eighth of the device, 2: as little as possible.
   int32_t leaves_room = 0;
   int32_t reserved = 0;
   DeviceIndices idx;  // handed over unchanged
@@ -275,7 +274,7 @@ struct DeviceSearch {
   // newest chunk that is complete before p0 gets its bounds.
   // 0: all stages run, and the lists are of no use afterwards.
   int32_t keeps_lists = 0;
-  void* workspace = nullptr;  // of search_bytes(); zeroed once, then reused by one search after another
+  void* workspace = nullptr;  // search_bytes() bytes; zeroed once, then reused by one search after another
   int64_t most_keys = 0;      // most tokens of a sequence, now and in every replay, for which the work space has room
   // Output. Key list l of block b is keys[sequence * n_lists + l], for each of the block's sequences in attend(): first_list
   // .. first_list + ceil(q_len / list_queries) - 1. Granules of list l of a block: granules[(b * n_lists + l) * n_granules
@@ -299,7 +298,7 @@ struct DevicePatterns {
   const DeviceHeadPattern* heads = nullptr;  // [n_q_heads] in device memory; copies write them
   uint32_t kinds = 0;                        // all kinds that any head has
   int32_t n_granules = 0;                    // room of a list, in granules; a list that needs more is wrong (DeviceKeys::n)
-  void* workspace = nullptr;    // of pattern_bytes(); zeroed once, then reused by one call after another, search() included
+  void* workspace = nullptr;  // pattern_bytes() bytes; zeroed once, then reused by one call after another, search() included
   uint32_t* choices = nullptr;  // [n_sequences][n_q_heads][PatternChoices::n_words()]
   // For list_patterns(): list i belongs to query head first_head + i * head_step. Block b of sequence s has the key lists
   // keys[sequence * n_lists + i], for attend()'s sequences first_list + b * parts up to first_list + (b + 1) * parts. Here
@@ -365,7 +364,7 @@ struct DeviceMerge {
   int32_t is_observed = 0;
   int32_t leaves_finished = 0;  // 1: attend() has finished the rows of sequences without a host part
   int32_t reserved = 0;
-  const float* o = nullptr;  // of the window, [n_tokens, n_q_heads, v_head_dim]
+  const float* o = nullptr;  // the window's, [n_tokens, n_q_heads, v_head_dim]
   float* lse = nullptr;      // [n_tokens, n_q_heads]
   DeviceRows o_out;
   float* lse_out = nullptr;  // with these strides, or null
@@ -428,9 +427,9 @@ struct DeviceRebuild {
   DevicePages pages;
   int64_t page_bytes = 0;                   // from a page to the next
   const int64_t* page_positions = nullptr;  // where keys are rotated: position of slot 0 of each page, in device memory
-  void* workspace = nullptr;                // of rebuild_bytes(), 256-byte aligned
+  void* workspace = nullptr;                // rebuild_bytes() bytes, 256-byte aligned
   void* read = nullptr;                     // event or null; recorded once x and page_positions have been read
-  // event or null; pages are written only after this event, all other work may begin before
+  // Event or null. Pages are written only after this event; all other work may begin before.
   void* writable = nullptr;
 };
 

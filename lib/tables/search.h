@@ -45,7 +45,7 @@ inline constexpr int32_t kMostSearchStages = 8;
 // each dimension | largest number of each] in bf16, rounded outward. The row is in the page of the chunk's first token: row
 // (token % page_len) >> chunk_shift of data + head * head_stride. Keys are as in the window.
 struct DeviceBounds {
-  std::byte* data = nullptr;  // of KV head 0, in the page that page tables call 0; null: none are kept
+  std::byte* data = nullptr;  // rows of KV head 0, in the page that page tables call 0; null: none are kept
   int64_t head_stride = 0;    // bytes
   int32_t chunk_shift = 0;
   int32_t reserved = 0;

@@ -36,7 +36,7 @@ struct MaskLayout {
 };
 
 struct TensorsArgs {
-  // as the tensors are, strides included. If each query head has its own mask, each query head is a KV head of its own
+  // Describes the tensors, strides included. If each query head has its own mask, each is a KV head of its own.
   Layer layer;
   int64_t heads_per_k = 1;  // KV heads of the layer that share a head of k
   bool causal = false;

@@ -73,6 +73,6 @@ struct Layer;
 Status refuse_hidden(const Layer& layer, const tandem_tensor* x);
 
 int64_t stride_bytes(const CheckedTensor& checked, int32_t dim);  // from an index of the dimension to the next
-TensorView view_of(const CheckedTensor& checked);                 // of three dimensions, or of two: without heads
+TensorView view_of(const CheckedTensor& checked);                 // for three dimensions, or two: without heads
 
 }  // namespace tandem

@@ -16,7 +16,7 @@ namespace tandem {
 namespace {
 
 constexpr int64_t kUnit = 256;  // bytes; places begin at multiples of this
-// bytes: the least that is sent behind a piece, unless the block is due before the next piece
+// Bytes: the least that is sent behind a piece, unless the block is due before the next piece.
 constexpr int64_t kTurn = int64_t{8} << 20;
 
 int64_t padded(int64_t bytes) { return (bytes + kUnit - 1) / kUnit * kUnit; }

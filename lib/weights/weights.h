@@ -59,7 +59,7 @@ class Weights final : public BusFollower {
     int64_t bytes = 0;
     int64_t resident_at = -1;  // offset in resident_; -1: streamed
     int64_t n_held = 0;        // uses without done()
-    // bytes of sessions' pieces that were sent between the block's placing and its use, the last time
+    // Bytes of sessions' pieces that were sent between the block's placing and its use, the last time.
     int64_t others = 0;
   };
   // A block in the ring.
@@ -71,7 +71,7 @@ class Weights final : public BusFollower {
     int64_t others_at = 0;   // n_others_ when the place was taken
     int64_t sent_bytes = 0;  // bytes of the block that have been sent
     bool is_sent = false;
-    // indices in events_ of places that were freed before; the copies wait for these uses to end
+    // Indices in events_ of places that were freed before. The copies wait for these uses to end.
     std::vector<size_t> behind = {};
   };
 
@@ -106,7 +106,7 @@ class Weights final : public BusFollower {
   Tier host_tier_, device_tier_;
   std::vector<Block> blocks_;
   Buffer resident_, ring_;
-  void* stream_ = nullptr;  // of the copies
+  void* stream_ = nullptr;  // stream of the copies
   bool has_stream_ = false;
   // Uses end on a few streams. On a stream that is recorded again, the later event covers the earlier use.
   struct Events {
