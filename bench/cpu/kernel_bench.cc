@@ -5,7 +5,7 @@
 //
 //   kernel_bench [threads] [isa] [keys] [type] [rounds] [rope]
 //
-// rope: the library rotates keys. 1: pairs of halves, 2: interleaved pairs (TANDEM_ROPE_...).
+// rope: keys are stored unrotated, and the library rotates them. 1: pairs of halves, 2: interleaved (TANDEM_ROPE_...).
 #include <sys/mman.h>
 
 #include <algorithm>

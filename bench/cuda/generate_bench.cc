@@ -5,8 +5,8 @@
 //   generate_bench MODULE [lengths [routes [kv_type [chunk [steps [shapes [window [buffer_mib [compute]]]]]]]]]
 //     lists with commas
 //
-// The model has the shapes of llama-3-8b with random weights, in bf16 or f32. Up to each length it has random keys and
-// values that no pass computed, as rows of HeadInfer's tables 4 and 5.
+// The model has the shapes of `shapes` (llama-3-8b) and random weights, in bf16 or f32. Up to each length it has random keys
+// and values that no pass computed, as rows of HeadInfer's tables 4 and 5.
 //
 // "prefill" appends `chunk` tokens to these, through all layers and the head of the last one. It is the speed at that
 // length, not the mean over a prompt. "decode" is the median of `steps`, from token to token. An untimed chunk, and an

@@ -203,8 +203,8 @@ double check(const char* what, const std::vector<__half>& got, const std::vector
   std::exit(1);
 }
 
-// Returns the predicted ms of a step, on average over consecutive steps: the time of the bus or of the device, whichever is
-// longer.
+// Returns the predicted ms of a step, on average over consecutive steps: the time of the bus, the device or the host,
+// whichever is longest.
 double predicted_ms(tandem_session* session, const Wanted& wanted, const Geometry& g, double bus_bytes_per_us) {
   const auto n = static_cast<double>(wanted.n_batches);
   const double weights_ns = static_cast<double>(layer_weight_bytes(g)) / bus_bytes_per_us * 1e3;

@@ -84,8 +84,8 @@ void sort_lse(const Layer& layer, SequenceCall* call, std::vector<float>* sorted
   call->lse = sorted->data();
 }
 
-// Counts weights over all of the host's keys for an append, and over keys that have left the window since for a single
-// query.
+// Counts weights over all keys outside the window for an append. For a single query counts only over keys that were appended
+// without this session and were never in its window.
 void count_host_weights(const Hgca& hgca, const SequenceCall& call) {
   const Layer& layer = hgca.layer();
   const int64_t n = std::min(call.q_len, hgca.n_counted()), skipped = call.q_len - n;
