@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Decode speed by interleaved runs of tandem-bench: medians of each case's share of the read bandwidth, the time of each
-storage type against that of bf16, and of a ragged batch against one sequence of as many keys. Each run checks its answers,
-and takes the cases in turns, so that all meet the same machine.
+"""Decode speed by interleaved runs of tandem-bench. Prints medians: each case's share of the read bandwidth, the time of each
+storage type against bf16, and of a ragged batch against one sequence with as many keys. Each run checks its answers and takes
+the cases in turns, so that all of them see the same machine.
 
 usage: decode_runs.py build/bin/tandem-bench [runs [flags of tandem-bench]]
 """
@@ -14,7 +14,7 @@ import sys
 
 LENGTHS = "8192,32768,131072"
 TYPES = "bf16,f16,q8_0,q4_0,e4m3"
-RAGGED = 8  # sequences, of 16,384 keys in the mean
+RAGGED = 8  # sequences, with 16,384 keys on average
 RUNS = [["--interleave", "--kv-type", TYPES, "--kv-len", LENGTHS], ["--batch", str(RAGGED), "--ragged", "--kv-len", "16384"]]
 
 

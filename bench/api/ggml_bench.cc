@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
-// Decode, appends and prefills beside ggml's CPU attention: the same keys and values, the same threads, in turn, layers
-// rotating over more memory than the caches hold. Errors of all are against attention in double precision on the stored
-// numbers. Only attention is timed: keys and values are in their places before, those of the queries' tokens too.
+// Decode, appends and prefills beside ggml's CPU attention, in turns: the same keys and values and the same threads. Layers
+// rotate over more memory than the caches hold. Errors are against attention in double precision on the stored numbers. Only
+// attention is timed. All keys and values are in place before, including those of the queries' tokens.
 //
 //   ggml_bench [threads] [GiB of keys and values] [rounds] [part ...]
 //
-// Parts: decode, append-32, prefill-512 and prefill-4096; none for all but the last, whose logits take ggml 4 GiB.
+// Parts: decode, append-32, prefill-512 and prefill-4096. Default: all but the last one, whose logits take 4 GiB in ggml.
 #include <ggml-cpu.h>
 #include <ggml.h>
 
@@ -29,7 +29,7 @@
 namespace rivals {
 namespace {
 
-// Attention of one query over the first n_keys keys of layer 0.
+// Attends the first n_keys keys of layer 0 with one query.
 std::vector<double> attend_in_double(const Pool& pool, const float* q, int64_t kv_head, int64_t n_keys) {
   const auto widen = ggml_get_type_traits(pool.type)->to_float;
   std::vector<double> logits, o(kDim, 0.0);
@@ -52,8 +52,8 @@ std::vector<double> attend_in_double(const Pool& pool, const float* q, int64_t k
   return o;
 }
 
-// The largest error of o [q_len, kQHeads, kDim] in some heads of the first, the middle and the last query, relative to the
-// largest element.
+// Returns the largest error of o [q_len, kQHeads, kDim] in some heads of the first, the middle and the last query, relative
+// to the largest element.
 double error_of(const Pool& pool, const Shape& shape, const Floats& q, const Floats& o) {
   double worst = 0.0, size = 0.0;
   for (int64_t t : std::set<int64_t>{0, shape.q_len / 2, shape.q_len - 1}) {
@@ -62,7 +62,7 @@ double error_of(const Pool& pool, const Shape& shape, const Floats& q, const Flo
       const auto expected = attend_in_double(pool, q.data() + at, head / kGroup, shape.n_keys - shape.q_len + t + 1);
       for (size_t i = 0; i < kDim; ++i) {
         const double error = std::fabs(expected[i] - double{o[static_cast<size_t>(at) + i]});
-        if (!(error <= worst) && !std::isnan(worst)) worst = error;  // NaN stays
+        if (!(error <= worst) && !std::isnan(worst)) worst = error;  // a NaN is kept
         size = std::max(size, std::fabs(expected[i]));
       }
     }
@@ -70,8 +70,8 @@ double error_of(const Pool& pool, const Shape& shape, const Floats& q, const Flo
   return worst / size;
 }
 
-// Peaked queries lean towards their own token's key, which they see, and more towards the next, which they do not: a mask
-// that is off by one shows.
+// Makes queries that are close to their own token's key, which they see, and closer to the next token's key, which they do
+// not see. So a mask that is off by one shows.
 Floats peaked(const Pool& pool, const Shape& shape, const Floats& noise_q) {
   Floats q = noise_q;
   for (float& x : q) x *= 3.0f;
@@ -87,7 +87,7 @@ Floats peaked(const Pool& pool, const Shape& shape, const Floats& noise_q) {
   return q;
 }
 
-// What Tandem's rivals share: layers filled from the pool.
+// The layers that Tandem's contestants share, filled from the pool.
 class TandemLayers {
  public:
   TandemLayers(const Pool& pool, const Shape& shape)
@@ -99,7 +99,7 @@ class TandemLayers {
     cache_.reserve(sequence_, shape.n_keys);
     for (int64_t layer = 0; layer < shape.n_layers; ++layer) fill(pool, layer, shape.n_keys);
   }
-  // The queries are of the last tokens.
+  // Attends with the queries of the last tokens.
   void attend(int64_t layer, int64_t q_len, const tandem_tensor& q, const tandem_tensor& o) {
     tandem_attend_args args = TANDEM_ATTEND_ARGS_INIT;
     args.layer_idx = static_cast<int32_t>(layer);
@@ -134,7 +134,7 @@ class TandemLayers {
     options.policy = "all";
     return options;
   }
-  // From f32: rounded and quantised as ggml does.
+  // Appends f32 rows, which Tandem rounds and quantises as ggml does.
   void fill(const Pool& pool, int64_t layer, int64_t n_keys) {
     constexpr int64_t kTokens = 4096, kRow = kKvHeads * kDim;
     Floats k(kTokens * kRow), v(kTokens * kRow);
@@ -158,7 +158,7 @@ class TandemLayers {
   int64_t sequence_ = 0;
 };
 
-// Queries in f32, which nothing rounds, or in bf16, as ggml rounds them to multiply them with bf16 keys.
+// Queries are f32, which is not rounded, or bf16, to which ggml rounds them before products with bf16 keys.
 class Tandem final : public Rival {
  public:
   Tandem(std::shared_ptr<TandemLayers> layers, const Shape& shape, bool q_is_bf16)
@@ -193,7 +193,7 @@ struct Contender {
   std::vector<double> ms;
 };
 
-// The first is what the others' times are divided by.
+// Makes the contestants. Times are relative to the first one.
 std::vector<Contender> contenders(const Pool& pool, const Shape& shape) {
   std::vector<Contender> all;
   const auto layers = std::make_shared<TandemLayers>(pool, shape);
@@ -204,7 +204,7 @@ std::vector<Contender> contenders(const Pool& pool, const Shape& shape) {
   return all;
 }
 
-// False where somebody is wrong. Leaves everyone with the peaked queries.
+// Returns false if a contestant is wrong. Afterwards all contestants have the peaked queries.
 bool check(const Pool& pool, const Shape& shape, std::vector<Contender>* all) {
   const Floats noise_q = noise(shape.q_len * kQHeads * kDim, 3, 0.0f), peaked_q = peaked(pool, shape, noise_q);
   Floats diffuse_q = noise_q, o(noise_q.size());
@@ -226,14 +226,14 @@ bool check(const Pool& pool, const Shape& shape, std::vector<Contender>* all) {
   return true;
 }
 
-// Calls of a contender before the next one's turn, each on a layer of its own: before it comes round again all others have
-// passed through the caches.
+// A contestant's consecutive calls, each on another layer. Before it gets its turn again, all others have passed through the
+// caches.
 constexpr int64_t kTurn = 3;
 
 void time(const Shape& shape, int n_rounds, std::vector<Contender>* all) {
   for (int round = 0; round < n_rounds; ++round) {
     for (Contender& each : *all) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(20));  // the other's threads stop waiting busily
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));  // lets the previous contestant's threads stop spinning
       for (int64_t repeat = 0; repeat < kTurn; ++repeat) {
         const auto begin = std::chrono::steady_clock::now();
         each.rival->attend((round * kTurn + repeat) % shape.n_layers);
@@ -262,7 +262,7 @@ const Part kParts[] = {
     {"prefill-4096", 4096, {GGML_TYPE_F16, GGML_TYPE_BF16}, {8192}},
 };
 
-// Floating-point operations count for the pairs of query and key that are not masked.
+// Counts floating-point operations of unmasked pairs of query and key.
 void print(const char* part, const Pool& pool, const Shape& shape, const std::vector<Contender>& all) {
   const double n_pairs = static_cast<double>(shape.q_len * (2 * shape.n_keys - shape.q_len + 1)) / 2.0 * kQHeads;
   for (const Contender& each : all) {
@@ -280,7 +280,7 @@ struct Setup {
   int n_rounds;
 };
 
-// False where somebody is wrong: then nothing is timed.
+// Returns false if a contestant is wrong. Then nothing is timed.
 bool compare(const Setup& setup, const Part& part, const Pool& pool, int64_t n_keys) {
   const double layer_bytes = 2.0 * static_cast<double>(pool.row_bytes * static_cast<size_t>(kKvHeads * n_keys));
   const auto n_layers = std::max(kTurn, static_cast<int64_t>(setup.gib * 0x1p30 / layer_bytes));
@@ -292,7 +292,7 @@ bool compare(const Setup& setup, const Part& part, const Pool& pool, int64_t n_k
   return true;
 }
 
-// The parts named; none for all but the last. Empty where a name is no part's.
+// Returns the named parts, by default all but the last one. Returns no parts if a name is unknown.
 std::vector<Part> parts_named(char** names, int n_names) {
   if (n_names == 0) return {std::begin(kParts), std::end(kParts) - 1};
   std::vector<Part> parts;
@@ -318,7 +318,7 @@ int run(int argc, char** argv) {
   }
   const std::vector<Part> parts = parts_named(argv + std::min(argc, 4), std::max(argc - 4, 0));
   if (parts.empty()) return 2;
-  // ggml's threads are made before Tandem binds this one to a core, which they would inherit.
+  // ggml's threads are created before Tandem binds this thread to a core, as they would inherit the binding.
   int n_made = 0;
 #pragma omp parallel num_threads(setup.n_threads) reduction(+ : n_made)
   n_made += 1;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// One graph serves all layers: before it is computed its K and V are pointed at the layer's. Everything else in the graph,
-// the logits above all, is thus in the same memory for each layer, as a graph allocator would have it.
+// One graph serves all layers. Before each computation its K and V are pointed at the layer's data. So everything else in
+// the graph, above all the logits, is in the same memory for each layer, as with a graph allocator.
 #include "ggml_ways.h"
 
 #include <ggml-cpu.h>
@@ -34,8 +34,8 @@ class Ggml final : public Rival {
     if (way_ == Way::kProducts) return "ggml, matrix products";
     return way_ == Way::kFlash ? "ggml, flash attention, head-major" : "ggml, flash attention, token-major (llama.cpp)";
   }
-  // A wrong mask shows among peaked weights. With diffuse ones there is no limit: for one query or few, flash attention adds
-  // up V in f16, which stops growing after some thousand keys.
+  // Peaked weights show a wrong mask. Diffuse weights have no limit: for few queries, flash attention sums V in f16, and
+  // that sum stops growing after some thousand keys.
   Errors largest() const override { return {0.3, INFINITY}; }
   void take(const Floats& q) override {
     auto* to = static_cast<float*>(q_->data);  // [kQHeads, q_len, kDim]
@@ -65,7 +65,7 @@ class Ggml final : public Rival {
     Memory k, v;
   };
 
-  // Every element of K and V is written before it is read.
+  // Fills every element of K and V, so no read finds memory without a value.
   Layer make_layer(int64_t idx) const {
     const size_t bytes = pool_.row_bytes * static_cast<size_t>(shape_.n_keys * kKvHeads);
     Layer layer{allocate(bytes), allocate(bytes)};
@@ -107,7 +107,7 @@ class Ggml final : public Rival {
     ggml_build_forward_expand(graph_, o_);
   }
 
-  // Keys or values; the data is a layer's.
+  // Makes a tensor for keys or values. Its data is set for each layer.
   ggml_tensor* stored(ggml_context* c, int64_t first, int64_t second, int64_t third) const {
     ggml_set_no_alloc(c, true);
     ggml_tensor* tensor = ggml_new_tensor_3d(c, pool_.type, first, second, third);
@@ -115,7 +115,7 @@ class Ggml final : public Rival {
     return tensor;
   }
 
-  // f16 for flash attention, which takes no other; NULL for one query, which sees every key.
+  // f16 for flash attention, which takes no other type. NULL for one query, which sees every key.
   ggml_tensor* mask(ggml_context* c, ggml_type type) const {
     if (shape_.q_len == 1) return nullptr;
     ggml_tensor* mask = ggml_new_tensor_2d(c, type, shape_.n_keys, shape_.q_len);
@@ -132,8 +132,8 @@ class Ggml final : public Rival {
     return mask;
   }
 
-  // The queries of a whole group are the rows of one product per KV head, so that each key is read once for them; the mask
-  // is of one head, so that softmax sees the heads apart. Softmax takes the place of the logits.
+  // A KV head has one product whose rows are the queries of its whole group, so each key is read once for all of them. The
+  // mask belongs to one head, so softmax gets the heads separately. It overwrites the logits.
   void make_products(ggml_context* c) {
     const int64_t n_keys = shape_.n_keys, q_len = shape_.q_len;
     k_ = stored(c, kDim, n_keys, kKvHeads);
@@ -141,7 +141,7 @@ class Ggml final : public Rival {
     q_ = ggml_new_tensor_3d(c, GGML_TYPE_F32, kDim, q_len * kGroup, kKvHeads);
     ggml_tensor* logits = ggml_mul_mat(c, k_, q_);
     ggml_tensor* f32_mask = mask(c, GGML_TYPE_F32);
-    // Threads share the rows of one head: unmasked, a group's are one head's.
+    // Threads split the rows of one head. Without a mask, a group's rows can count as one head's.
     if (f32_mask != nullptr) logits = ggml_reshape_3d(c, logits, n_keys, q_len, kQHeads);
     ggml_tensor* weights = ggml_soft_max_ext_inplace(c, logits, f32_mask, kScale, 0.0f);
     o_ = ggml_mul_mat(c, v_, ggml_reshape_3d(c, weights, n_keys, q_len * kGroup, kKvHeads));

@@ -8,11 +8,11 @@
 
 namespace rivals {
 
-// Matrix products and softmax with V transposed, f16 and bf16 only; flash attention over head-major keys, and over
-// token-major keys, which is how llama.cpp lays out its cache.
+// Ways to attend. kProducts: matrix products and softmax with V transposed, only f16 and bf16. kFlash: flash attention over
+// head-major keys. kFlashTokenMajor: over token-major keys, the layout of llama.cpp's cache.
 enum class Way { kProducts, kFlash, kFlashTokenMajor };
 
-// The pool outlives the result.
+// The pool must outlive the result.
 std::unique_ptr<Rival> make_ggml(const Pool& pool, Way way, const Shape& shape);
 
 }  // namespace rivals

@@ -2,12 +2,12 @@
 // A prompt under policy "patterns" on the CPU: whole calls of tandem_attend() in a layer of 32 query heads over 8 KV heads
 // of 128, K and V in bf16, beside policy "all".
 //
-//   pairs    of a query and a key that the call attends, of those of policy "all" (the session's statistics)
-//   of pairs how much faster the call is than that of "all", divided by how many fewer pairs it has
+//   pairs    pairs of a query and a key that the call attends, as a share of policy "all" (the session's statistics)
+//   of pairs speedup over policy "all", divided by the factor by which the pairs are fewer
 //
-// All heads have the same pattern. Queries and keys are noise, but each query is near the keys that are a multiple of 1,024
-// tokens before it, so that there are diagonals to find. Checked first: with a window that is longer than the prompt the
-// outputs are those of "all".
+// All heads have the same pattern. Queries and keys are noise. Each query resembles the keys that are a multiple of 1,024
+// tokens before it, so there are diagonals to find. First the bench checks that a window longer than the prompt gives the
+// outputs of "all".
 //
 //   patterns_bench [threads] [tokens] [pattern,pattern...] [rounds]
 //
@@ -55,7 +55,7 @@ tandem_head_pattern pattern_of(const std::string& text) {
   return pattern;
 }
 
-// Rows of a token repeat after kPeriod tokens, with noise.
+// Makes rows that repeat after kPeriod tokens, with noise.
 std::vector<float> make_rows(int64_t n_tokens, int32_t n_heads, uint64_t seed) {
   std::vector<float> rows(static_cast<size_t>(n_tokens * n_heads * kDim)), base(kPeriod * kDim);
   uint64_t state = 88172645463325252u;

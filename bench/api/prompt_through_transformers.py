@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""A prompt in chunks through a model of Transformers, whose keys and values go to a TandemCache: seconds by policy, in turns.
+"""Runs a prompt in chunks through a model of Transformers with a TandemCache, and prints seconds by policy, taken in turns.
 
   prompt_through_transformers.py [--tokens 32768] [--chunk 4096] [--layers 8] [--window 4096] [--rounds 3] [--module FILE]
 
-The model has the shapes of Llama-3-8B (4,096 dims, 32 query heads and 8 KV heads of 128), random weights in bf16, on a GPU. The
-hidden states of the last chunk under "hgca" are compared with those under "all" before anything is printed, as a prompt attends
-every key under both. "first token" is the decode after the prompt, in which "hgca" judges the keys.
+The model has the shapes of Llama-3-8B (4,096 dims, 32 query heads and 8 KV heads of 128) and random weights in bf16, on a GPU.
+Before anything is printed, the hidden states of the last chunk under "hgca" are compared with those under "all", as a prompt
+attends every key under both. "first token" is the decode after the prompt, in which "hgca" judges the keys.
 """
 import argparse
 import statistics
@@ -57,7 +57,7 @@ def main():
     engine = tandem.Engine(backend="cuda", **({"backend_path": args.module} if args.module else {}))
     ids = torch.randint(0, 1024, (1, args.tokens), device="cuda")
     figures, outputs = {"all": [], "hgca": []}, {}
-    for _ in range(args.rounds + 1):  # the first one warms up
+    for _ in range(args.rounds + 1):  # the first round warms up
         for policy, rows in figures.items():
             *times, outputs[policy] = run(model, engine, policy, args, ids)
             rows.append(times)

@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: MIT
-// Decode under policy "hip" on the CPU: whole calls of tandem_attend() of one token in layers of 32 query heads over 8 KV
-// heads of 128, K and V in bf16, beside policy "all" and beside what the memory gives.
+// Decode under policy "hip" on the CPU: whole calls of tandem_attend() with one token, in layers of 32 query heads over 8 KV
+// heads of 128, K and V in bf16. Compared with policy "all" and with the memory's speed.
 //
-//   bytes    K, V and bounds that the call reads: of the session's statistics
-//   limit    the time that reading these bytes takes at the speed at which as many threads read memory in this run
+//   bytes    K, V and bounds that the call reads, from the session's statistics
+//   limit    the time for reading these bytes at the speed at which as many threads read memory in this run
 //            (tools/bench/read_bandwidth.h)
-//   call     median over decode steps of the mean over layers. "due": steps in which all stages run; "cached": in which none
-//            does; "mean": over whole schedules of refresh intervals
+//   call     median over decode steps of the mean over layers. "due": steps in which all stages run; "cached": steps in
+//            which no stage runs; "mean": over whole schedules of refresh intervals
 //
-// Queries are noise, other ones for each token and layer, so that lists change. Checked first: with a record that keeps
-// everything the answers are those of "all".
+// Queries are noise, new for each token and layer, so that lists change. First the bench checks that a record that keeps
+// everything gives the answers of "all".
 //
 //   pruning_bench [threads] [tokens] [pruning,pruning...] [layers] [steps]
 //
-// threads: 2 where none is given. pruning: a preset of pruning.h, or all. Not a test.
+// threads: 2 by default. pruning: a preset of pruning.h, or all. Not a test.
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -67,7 +67,7 @@ struct World {
   tandem_engine* engine = nullptr;
   tandem_model* model = nullptr;
   tandem_cache* cache = nullptr;
-  int64_t filled = 0;  // a sequence
+  int64_t filled = 0;  // the sequence that has the prompt
 
   explicit World(const Settings& settings) {
     tandem_engine_options options = TANDEM_ENGINE_OPTIONS_INIT;
@@ -105,7 +105,7 @@ struct World {
 };
 
 struct Step {
-  double ns = 0;  // of a layer
+  double ns = 0;  // for a layer
   int64_t bytes = 0, judged = 0, n_refreshes = 0;
 };
 
@@ -168,7 +168,7 @@ class Decoder {
   std::vector<float> q_ = std::vector<float>(kQHeads * kDim), o_ = q_, k_ = std::vector<float>(kKvHeads * kDim), v_ = k_;
 };
 
-// Bytes a nanosecond: the best of some passes.
+// Returns bytes per nanosecond, the best of some passes.
 double read_rate(const Settings& settings) {
   constexpr int64_t kRead = int64_t{1} << 30;
   tools::PinnedTeam team(settings.n_threads);
@@ -211,7 +211,7 @@ void measure(const World& world, const Settings& settings, const std::string& na
   Decoder decoder(world, settings, prunes ? "hip" : "all", prunes ? &pruning : nullptr);
   const int64_t n_steps = settings.n_steps > 0 ? settings.n_steps : prunes ? 97 : 5;
   std::vector<Step> steps;
-  decoder.step();  // bounds are made, and work space is taken
+  decoder.step();  // computes bounds and takes work space
   for (int64_t i = 1; i < n_steps; ++i) steps.push_back(decoder.step());
   double ns = 0, bytes = 0;
   int64_t most = 0;

@@ -1,24 +1,26 @@
 // SPDX-License-Identifier: MIT
-// What making selections costs the decode steps around it: policy hgca, 32 query heads over 8 KV heads of 128, bf16.
+// Measures how much selecting keys slows the decode steps around it: policy hgca, 32 query heads over 8 KV heads of 128,
+// bf16.
 //
-// A sequence of random keys is decoded step by step, a step being one attend per layer with nothing in between: who
-// refreshes a selection off the critical path finds no idle core here but those that the steps leave. Phases:
+// A sequence of random keys is decoded step by step. A step is one attend per layer with nothing in between. So a background
+// refresh finds only those cores idle that the steps leave idle. Phases:
 //
 //   dense          policy all
 //   page           window 4,096, pages of 16: every sixteenth step evicts a page in each layer
 //   token          window 15: every step evicts a token in each layer
-//   append 32, 512 so many tokens at once; then all keys outside the window are judged anew
+//   append 32, 512 appends that many tokens at once; then all keys outside the window are judged anew
 //
-// Measured is the step that needs what the step, or append, before it has posted: its time, and how much of that waited.
-// The session's statistics say so; reading them waits too, so they are read before and after such a pair, never between.
-// For appends also: their own time, and the rate of re-evaluation, as bytes of K, beside that of the dense scan (K and V).
+// The bench times the step that needs what the step or append before it has posted: its total time and its waiting time,
+// from the session's statistics. Reading these waits too, so they are read before and after such a pair, never in between.
+// For appends it also prints their own time, and the rate of re-evaluation, as bytes of K, beside the rate of the dense scan
+// (K and V).
 //
-// First of all one layer's answers after an append are compared with attention in double precision over the keys that the
-// session says it attends; without that no time is printed. Not a test.
+// First the bench compares one layer's answers after an append with attention in double precision over the keys that the
+// session reports as attended. If they differ, it prints no times. Not a test.
 //
 //   refresh_bench [threads] [keys] [layers] [rounds] [phase]
 //
-// rounds 0: the check alone. phase: "page", "token", "append 32" or "append 512"; that one and the dense scan.
+// rounds 0: only the check. phase: "page", "token", "append 32" or "append 512"; runs that one and the dense scan.
 #include <unistd.h>
 
 #include <cmath>
@@ -44,7 +46,7 @@ struct Settings {
   int64_t n_keys = 131072;
   int32_t n_layers = 4;
   int n_rounds = 20;
-  std::string only;  // a phase
+  std::string only;  // name of a phase
 };
 
 uint64_t mix(uint64_t x) {
@@ -53,13 +55,13 @@ uint64_t mix(uint64_t x) {
   return x ^ x >> 31;
 }
 
-// One engine and one sequence, which sessions come and go over.
+// One engine and one sequence, which several sessions use one after the other.
 class World {
  public:
   explicit World(const Settings& settings);
   void reset() { cache_.truncate(sequence_, n_keys_); }
   tandem::Session open(const char* policy, int64_t window);
-  double step(tandem::Session& session, int64_t n_tokens);  // in all layers; ns
+  double step(tandem::Session& session, int64_t n_tokens);  // in all layers; returns ns
   bool check(tandem::Session& session);
   int64_t length() const { return cache_.length(sequence_); }
   int32_t n_layers() const { return n_layers_; }
@@ -105,7 +107,7 @@ World::World(const Settings& settings)
       cache_(engine_, model_, cache_options()),
       sequence_(cache_.create_sequence()),
       noise_(1 << 20) {
-  // Sums of four uniform numbers, of variance 1.
+  // Each number is the sum of four uniform numbers, with variance 1.
   for (size_t i = 0; i < noise_.size(); ++i) {
     float sum = 0.0f;
     for (uint64_t part = 0; part < 4; ++part) sum += static_cast<float>(mix(4 * i + part + 1) >> 40) / 16777216.0f - 0.5f;
@@ -122,15 +124,15 @@ World::World(const Settings& settings)
   }
 }
 
-// Each head of each token has its noise from another place.
+// Takes the noise of each head and token from another place.
 void World::draw(int64_t n_tokens, std::vector<float>* rows, int64_t row_len) {
   rows->resize(static_cast<size_t>(n_tokens * row_len));
   for (int64_t at = 0; at < n_tokens * row_len; at += kDim)
     std::copy_n(noise_.data() + mix(++n_drawn_) % (noise_.size() - kDim), kDim, rows->data() + at);
 }
 
-// Of one direction for each head, with noise: logits with a deviation of 4, so that few keys have most of the weight, and
-// the same ones for a while.
+// Draws queries in one direction for each head, with noise. Logits then have a deviation of 4, so few keys have most of the
+// weight, and remain the same for a while.
 void World::draw_queries(int64_t n_tokens) {
   draw(n_tokens, &q_, kQueryRow);
   for (int64_t t = 0; t < n_tokens; ++t)
@@ -174,7 +176,8 @@ double World::step(tandem::Session& session, int64_t n_tokens) {
   return ns;
 }
 
-// Attention of the query that came last, in the last layer, over the keys that were listed before it and its own.
+// Compares the newest query's output in the last layer with attention over its own key and the keys that were selected
+// before it.
 std::string World::check_head(tandem::Session& session, int32_t kv_head) {
   const int32_t layer_idx = n_layers_ - 1;
   std::vector<int64_t> tokens = session.selection(sequence_, layer_idx, kv_head);
@@ -214,7 +217,7 @@ bool World::check(tandem::Session& session) {
   return true;
 }
 
-// What a phase saw, one entry for each round.
+// Results of a phase, one entry for each round.
 struct Series {
   std::vector<double> quiet_ms, step_ms, wait_ms, append_ms, k_gbps;
 
@@ -222,7 +225,7 @@ struct Series {
     std::vector<double> share;
     for (size_t i = 0; i < step_ms.size(); ++i) share.push_back(100.0 * wait_ms[i] / step_ms[i]);
     const auto most = [](const std::vector<double>& x) { return *std::max_element(x.begin(), x.end()); };
-    const auto middle = [](const std::vector<double>& x) {  // "-" where there was none
+    const auto middle = [](const std::vector<double>& x) {  // "-" if there are none
       char digits[32] = "-";
       if (!x.empty()) std::snprintf(digits, sizeof digits, "%.2f", median(x));
       return std::string(digits);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What everyone in a side-by-side bench computes from and offers: a pool of keys and values as ggml stores them, and layers
-// that are attended one after the other, only attention being timed.
+// Shared by all contestants of a side-by-side bench: a pool of keys and values as ggml stores them, and an interface. They
+// attend layers one after the other, and only attention is timed.
 #pragma once
 
 #include <ggml.h>
@@ -12,15 +12,15 @@
 namespace rivals {
 
 constexpr int64_t kDim = 128, kQHeads = 32, kKvHeads = 8, kGroup = kQHeads / kKvHeads;
-// Beyond, tokens repeat, places in memory do not. More than the keys of an append, whose masked ones are then like no
-// others.
+// Longer sequences repeat tokens, but in other memory. The pool has more tokens than an append has keys, so the masked keys
+// of an append are unlike all others.
 constexpr int64_t kPoolTokens = 9001;
 constexpr float kScale = 0.08838834764f;
 
 using Floats = std::vector<float>;
 using Bytes = std::vector<uint8_t>;
 
-// About normal, variance 1.
+// Returns n nearly normal numbers of variance 1.
 inline Floats noise(int64_t n, uint64_t seed, float mean) {
   Floats x(static_cast<size_t>(n));
   for (float& value : x) {
@@ -53,13 +53,14 @@ struct Pool {
   }
 };
 
-// The queries are those of the last q_len of n_keys tokens.
+// The queries belong to the last q_len of n_keys tokens.
 struct Shape {
   int32_t n_threads;
   int64_t n_layers, n_keys, q_len;
 };
 
-// Relative to the largest element of the output: where few keys get nearly all weight, and where all get about the same.
+// Largest errors, relative to the output's largest element: with few keys that get nearly all weight, and with about equal
+// weights.
 struct Errors {
   double peaked, diffuse;
 };
@@ -68,7 +69,7 @@ class Rival {
  public:
   virtual ~Rival() = default;
   virtual const char* name() const = 0;
-  virtual Errors largest() const = 0;      // that are no mistake
+  virtual Errors largest() const = 0;      // the most that is still correct
   virtual void take(const Floats& q) = 0;  // [q_len, kQHeads, kDim]; not timed
   virtual void attend(int64_t layer) = 0;
   virtual void give(Floats* o) const = 0;  // [q_len, kQHeads, kDim]; not timed

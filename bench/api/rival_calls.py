@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Decode calls of Tandem, PyTorch, ONNX Runtime and ggml over the same keys and values in memory, for tensors_rivals.py.
 
-A pool (tensors_rivals.py) has the arrays [n_layers, K or V, ...] of each type and layout. Each function here gives contestants
-and the versions of its library. Nothing is copied in a call: tensors, bindings and graphs of all layers are made before.
+A pool (tensors_rivals.py) has arrays [n_layers, K or V, ...] of each type and layout. Each function here returns contestants
+and the versions of their library. Calls copy nothing: the tensors, bindings and graphs of all layers are made before.
 """
 
 import ctypes
@@ -12,7 +12,7 @@ from collections import namedtuple
 
 import numpy as np
 
-# call(layer) computes, result() gives what the last call wrote, as floats [n_q_heads, head_dim].
+# call(layer) computes. result() returns the output of the last call as floats [n_q_heads, head_dim].
 Contestant = namedtuple("Contestant", "library type layout call result")
 
 
@@ -21,7 +21,7 @@ def left_out(name, why):
 
 
 def aligned(shape, dtype):
-    """An array that starts on a cache line, as ggml asks for."""
+    """Makes an array that starts on a cache line, as ggml requires."""
     n_bytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
     raw = np.empty(n_bytes + 64, np.uint8)
     begin = -raw.ctypes.data % 64
@@ -47,7 +47,7 @@ def tandem_contestants(pool, engine, tandem):
 
 
 def torch_contestants(pool, n_threads):
-    """Queries as heads with enable_gqa, and the queries of a KV head as rows of one head, which reads K and V once."""
+    """Two layouts: queries as heads with enable_gqa, and a KV head's queries as rows of one head, which reads K and V once."""
     import torch
     torch.set_num_threads(n_threads)
     attention = torch.nn.functional.scaled_dot_product_attention
@@ -88,8 +88,8 @@ def gqa_model(shape, dtype):
 
 
 def onnxruntime_contestant(pool, n_threads, dtype, ort):
-    """Each layer has a binding of its own, whose past and present are the same memory: nothing is copied but the new row,
-    which the operator writes over the last row of the cache and which has the same numbers."""
+    """Each layer has its own binding, whose past and present are the same memory. Only the new row is copied: the operator
+    writes it over the last row of the cache, which has the same numbers."""
     shape, options = pool.shape, ort.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = n_threads, 1
     options.log_severity_level = 3
@@ -110,7 +110,7 @@ def onnxruntime_contestant(pool, n_threads, dtype, ort):
         bindings.append(binding)
         held.append((past, rows, written))
 
-    def call(layer, held=held):  # held: the bindings' memory lives as long as the contestant
+    def call(layer, held=held):  # held: keeps the bindings' memory alive as long as the contestant
         session.run_with_iobinding(bindings[layer])
 
     return Contestant("onnxruntime", dtype, "head-major", call,
@@ -124,13 +124,13 @@ def onnxruntime_contestants(pool, n_threads):
     for dtype in (each for each in ("f32", "f16") if (each, "head-major") in pool.arrays):
         try:
             made.append(onnxruntime_contestant(pool, n_threads, dtype, ort))
-        except Exception as error:  # every failure of the package is an exception of a class of its own
+        except Exception as error:  # the package's errors have no common class of their own
             left_out(f"onnxruntime {dtype}", error)
     return made, {"onnxruntime": ort.__version__, "onnx": onnx.__version__}
 
 
 class Ggml:
-    """The few functions of ggml that a graph of one operator takes. Tensors are opaque, their memory is the caller's."""
+    """The few ggml functions that a graph of one operator needs. Tensors are opaque, and the caller owns their memory."""
 
     TYPES = {"f32": 0, "f16": 1, "q8_0": 8, "bf16": 30}  # enum ggml_type
     POINTER = ctypes.c_void_p
@@ -169,18 +169,18 @@ class Ggml:
         return tensor
 
     def tensor(self, context, dtype, lengths, array):
-        """A tensor over the array; lengths with the fastest first."""
+        """Makes a tensor over the array. lengths: the fastest dimension first."""
         pointer, long = self.POINTER, ctypes.c_int64
         make = self.function("ggml_new_tensor_3d", pointer, pointer, ctypes.c_int, long, long, long)
         return self.place(make(context, self.TYPES[dtype], *lengths), array)
 
     def graph(self, shape, dtype, layout, arrays):
-        """A graph that attends one layer; arrays are K, V, q and the output. None: ggml's CPU backend lacks the type."""
+        """Makes a graph that attends one layer. arrays: K, V, q and the output. None: ggml's CPU backend lacks the type."""
         pointer, real, head_dim = self.POINTER, ctypes.c_float, shape.head_dim
         context = self.function("ggml_init", pointer, self.InitParams)(self.InitParams(1 << 16, None, True))
         if layout == "head-major":
             k, v = (self.tensor(context, dtype, (head_dim, shape.n_keys, shape.n_kv_heads), x) for x in arrays[:2])
-        else:  # llama.cpp's view of its cache: rows of tokens, whose dimensions of heads and tokens are swapped
+        else:  # llama.cpp's view of its cache: rows of tokens, with the dimensions of heads and tokens swapped
             permute = self.function("ggml_permute", pointer, pointer, pointer, *[ctypes.c_int] * 4)
             k, v = (permute(context, self.tensor(context, dtype, (head_dim, shape.n_kv_heads, shape.n_keys), x), 0, 2, 1, 3)
                     for x in arrays[:2])

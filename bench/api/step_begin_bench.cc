@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: MIT
-// What the host does for a planned decode step: tandem_step_begin(), the attend calls of all layers, tandem_step_end(), each
-// timed alone. Between steps nothing is under way, so no call waits for the one before.
+// Times the host's work for a planned decode step: tandem_step_begin(), the attend calls of all layers, and
+// tandem_step_end(), each separately. Each step finishes before the next one begins, so no call waits for an earlier one.
 //
 //   all       every key is in the window, and all sequences have the same length
-//   ragged    likewise, and each sequence has a length of its own
+//   ragged    as all, but sequences have different lengths
 //   outside   policy all; most keys are outside the window, and the host attends them
-//   hgca      likewise, and a selector chooses among them
+//   hgca      as outside, but a selector chooses among these keys
 //
-// After the steps of each line some answers are compared with attention in double precision over the keys that the cache
-// holds; with an answer that is wrong no time is printed. hgca alone attends fewer keys than that: of it the check is that
-// every step's tokens have arrived, and that answers are numbers.
+// After the steps of each line, some answers are compared with attention in double precision over the keys in the cache. If
+// an answer is wrong, no time is printed. Only hgca attends fewer keys. There the bench checks that every step's tokens have
+// arrived and that answers are finite.
 //
 //   step_begin_bench MODULE [steps [case [sequences [layers]]]]
 //
-// MODULE: a device module: of the stand-in, which needs no device, or the CUDA module. steps 0: a few of two small lines,
+// MODULE: a device module, the stand-in's, which needs no device, or the CUDA module. steps 0: a few steps in small cases,
 // which are checked and not timed.
 #include <algorithm>
 #include <cmath>
@@ -39,12 +39,12 @@ using tandem::test::OpenDevice;
 
 constexpr int64_t kHeads = 1, kGroup = 2, kDim = 64, kQHeads = kHeads * kGroup, kPrompt = 48, kRagged = 37;
 
-constexpr double kAwakeNs = 100'000.0;  // before a step the thread is awake, as one that has just sampled tokens
+constexpr double kAwakeNs = 100'000.0;  // the thread spins this long before a step, like one that has just sampled tokens
 
 struct Settings {
   const char* module = nullptr;
   int n_steps = 0;
-  const char* only = "";  // a case
+  const char* only = "";  // name of a case
   int64_t n_sequences = 0;
   int32_t n_layers = 32;
 };
@@ -105,7 +105,7 @@ tandem_session_options session_options(const Case& of) {
   return options;
 }
 
-// Sequences with a prompt each, and the steps that follow.
+// Sequences with a prompt each, and the steps after it.
 class World {
  public:
   World(const Settings& settings, const Case& of, const OpenDevice& device, int64_t n_sequences);
@@ -158,7 +158,7 @@ World::World(const Settings& settings, const Case& of, const OpenDevice& device,
   append_prompts();
 }
 
-// Tokens of a sequence before the first step.
+// Returns the length of a sequence before the first step.
 int64_t World::prompt_of(size_t i) const {
   return kPrompt + (case_.is_ragged ? reference::Random(i).integer(0, kRagged - 1) : 0);
 }
@@ -173,7 +173,7 @@ void World::append_prompts() {
   }
 }
 
-// Every step has the same rows: what they cost does not depend on them.
+// Every step has the same rows, as their cost does not depend on the numbers.
 World::Times World::step() {
   for (const double awake = now_ns() + kAwakeNs; now_ns() < awake;) {
   }
@@ -201,7 +201,7 @@ World::Times World::step() {
   return {planned - begun, attended - planned, ended - attended};
 }
 
-// The last step's answer of a sequence in a layer.
+// Checks the last step's answer of a sequence in a layer.
 bool World::check_rows(int64_t i, int32_t layer_idx) {
   const auto at = static_cast<size_t>(layer_idx);
   const int64_t id = ids_[static_cast<size_t>(i)], n = cache_.length(id, layer_idx);
@@ -264,13 +264,13 @@ bool run_line(const Settings& settings, const Case& of, const OpenDevice& device
 
 constexpr int64_t kSequences[] = {1, 4, 16, 64, 256};
 
-// Whether all words that are to be numbers are.
+// Returns whether all arguments that must be numbers are numbers.
 bool are_words(int argc, char** argv) {
   const auto is_number = [&](int i) { return argc <= i || std::strspn(argv[i], "0123456789") == std::strlen(argv[i]); };
   return argc > 1 && argc < 7 && is_number(2) && is_number(4) && is_number(5);
 }
 
-// Whether there is such a line: a case, and a count of sequences.
+// Returns whether the settings name an existing case and number of sequences.
 bool is_line(const Settings& settings) {
   const bool has_case = *settings.only == '\0' || std::any_of(std::begin(kCases), std::end(kCases), [&](const Case& of) {
     return std::strcmp(settings.only, of.name) == 0;
@@ -294,7 +294,7 @@ int run(const Settings& settings) {
     for (const int64_t n : kSequences) {
       if (*settings.only != '\0' && std::strcmp(settings.only, of.name) != 0) continue;
       if (settings.n_sequences != 0 && settings.n_sequences != n) continue;
-      // Long lines have fewer steps: what they cost without being timed grows with the sequences.
+      // Lines with many sequences have fewer steps, as the untimed work grows with the sequences.
       const int n_steps = n <= 16 ? settings.n_steps : std::max(10, settings.n_steps * 16 / static_cast<int>(n));
       if (!run_line(settings, of, device, n, n_steps)) return 1;
     }

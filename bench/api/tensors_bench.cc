@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
-// Decode by tandem_attend_tensors(): whole calls, as a share of the read bandwidth of the same run.
+// Decode with tandem_attend_tensors(): time of whole calls, as a share of the read bandwidth of the same run.
 //
 //   tensors_bench [threads] [keys] [rounds] [q heads] [KV heads] [head dim]
 //
-// One query token over K and V in several types, head-major and token-major; layers rotate over more memory than the caches
-// hold. Every contestant is timed once in a round, and the bandwidth before and after it. A line of JSON for each: medians
-// over the rounds, and the largest error of one output beside attention in double precision.
+// One query token over K and V in several types, head-major and token-major. Layers rotate over more memory than the caches
+// hold. Each round times every contestant once, and the bandwidth before and after it. Prints a line of JSON for each
+// contestant: medians over the rounds, and the largest error of one output against attention in double precision.
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -54,7 +54,7 @@ int64_t block_bytes(int32_t type) {
   return type == TANDEM_Q8_0 ? 34 : type == TANDEM_Q4_0 ? 18 : type == TANDEM_F32 ? 4 : 2;
 }
 
-uint16_t f16_of(float x) {  // of ordinary numbers
+uint16_t f16_of(float x) {  // for normal numbers and 0
   uint32_t bits;
   std::memcpy(&bits, &x, sizeof bits);
   const uint32_t sign = bits >> 16 & 0x8000;
@@ -69,7 +69,7 @@ float f32_of_f16(uint16_t x) {
   return value;
 }
 
-// n numbers in a type, and what they are then.
+// Stores n numbers in a type and returns the stored values.
 void store(int32_t type, const float* from, int64_t n, uint8_t* to, float* stored) {
   for (int64_t i = 0; i < n; i += element_block(type), to += block_bytes(type)) {
     if (type == TANDEM_F32) {
@@ -99,7 +99,7 @@ void store(int32_t type, const float* from, int64_t n, uint8_t* to, float* store
   }
 }
 
-// K and V of as many layers as it takes for cold reads.
+// K and V of enough layers for cold reads.
 class Contestant {
  public:
   Contestant(const Options& options, const Kind& kind, int64_t n_bytes) : options_(options), kind_(kind) {
@@ -119,7 +119,7 @@ class Contestant {
   const Kind& kind() const { return kind_; }
 
   double time_one(tandem_engine* engine) {
-    attend(engine, next_layer_);  // q and the engine's work space are warm, keys are not
+    attend(engine, next_layer_);  // warms q and the engine's work space; the next keys are cold
     next_layer_ = (next_layer_ + 1) % n_layers_;
     constexpr int kCalls = 4;
     const auto start = std::chrono::steady_clock::now();
@@ -130,7 +130,7 @@ class Contestant {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() / kCalls;
   }
 
-  // Of query head 0 and the last one, layer 0.
+  // Checks query head 0 and the last one, in layer 0.
   double largest_error(tandem_engine* engine) {
     attend(engine, 0);
     double worst = 0;
@@ -146,7 +146,7 @@ class Contestant {
     return memory_ + (2 * layer + (is_v ? 1 : 0)) * plane_bytes_ + at * row_bytes_;
   }
 
-  // Random rows in layer 0 for the heads that are checked, a pool of them for the others.
+  // Fills rows from a pool of random rows.
   void fill() {
     constexpr int64_t kPool = 512;
     const int64_t dim = options_.head_dim;

@@ -1,19 +1,19 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Whole calls of tandem_attend_tensors() beside other libraries' attention on the CPU: decode, one query token a call.
+"""Whole calls of tandem_attend_tensors() beside other libraries' attention on the CPU: decode, one query token per call.
 
-The rivals are PyTorch's scaled_dot_product_attention, ONNX Runtime's GroupQueryAttention and ggml's FLASH_ATTN_EXT. All run
-in this process on the same number of threads and read the same keys and values where they lie, in turns. The keys rotate over
-layers that are together larger than the caches. Each turn of a contestant is one call that is not timed, then some that are.
-A pause before each turn lets the threads of the contestant before it stop spinning.
+The rivals are PyTorch's scaled_dot_product_attention, ONNX Runtime's GroupQueryAttention and ggml's FLASH_ATTN_EXT. All run in
+this process on the same number of threads, in turns, and read the same keys and values in place. The keys rotate over layers
+that are together larger than the caches. A contestant's turn is one untimed call and then some timed ones. A pause before each
+turn lets the threads of the previous contestant stop spinning.
 
 Every output is checked against double precision on the stored numbers before a time is taken. The error is relative to the
 largest element of the expected output. JSON lines go to stdout, the table goes to stderr.
 
-Times are the median of all timed calls and the best call. A ratio is the contestant's time divided by the time of Tandem with
-the same type and layout: the median of the rounds' ratios, and the ratio of the best calls. A ratio below 1 means that Tandem
-loses. Threads of OpenMP (PyTorch, ggml) spin at barriers. Where other programs use the cores too, they spin while the thread
-they wait for has no core, and calls take 100 times as long: set OMP_WAIT_POLICY=passive there, and look at the best calls.
+Times are the median of all timed calls and the best call. A ratio is the contestant's time divided by Tandem's time with the
+same type and layout: the median of the rounds' ratios, and the ratio of the best calls. A ratio below 1 means that Tandem is
+slower. Threads of OpenMP (PyTorch, ggml) spin at barriers. If other programs use the cores too, they spin while the thread that
+they wait for has no core, and calls take 100 times as long. Then set OMP_WAIT_POLICY=passive, and look at the best calls.
 
 Exit codes: 0 all outputs are right; 1 an output is wrong; 2 Tandem cannot be loaded, or an argument is bad.
 """
@@ -36,9 +36,9 @@ import rival_calls
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 LIBRARIES = ("torch", "onnxruntime", "ggml")
 CHECKED_LAYERS = (0, 1, -1)
-DISTINCT_LAYERS = 2  # later layers are copies of these two in memory of their own
-# Largest errors allowed. Outputs of Tandem and ggml are f32; PyTorch and ONNX Runtime round outputs to the type of the keys.
-# ggml rounds the queries to 8 bits where keys are q8_0, and adds up the output in f16 where values are f16.
+DISTINCT_LAYERS = 2  # later layers are copies of these two, in their own memory
+# Largest errors allowed. Outputs of Tandem and ggml are f32. PyTorch and ONNX Runtime round outputs to the type of the keys.
+# ggml rounds the queries to 8 bits where keys are q8_0, and sums the output in f16 where values are f16.
 BOUNDS = {("tandem", "f32"): 1e-5, ("tandem", "f16"): 1e-5, ("tandem", "bf16"): 1e-5, ("tandem", "q8_0"): 1e-5,
           ("torch", "f32"): 1e-5, ("torch", "bf16"): 1e-2, ("onnxruntime", "f32"): 1e-5, ("onnxruntime", "f16"): 2e-3,
           ("ggml", "f16"): 3e-2, ("ggml", "bf16"): 1e-4, ("ggml", "q8_0"): 4e-2}
@@ -63,7 +63,7 @@ def positive(text):
 
 
 def cache_bytes():
-    """Size of the last-level cache, 0 if the system does not say."""
+    """Returns the size of the last-level cache, 0 if the system does not report it."""
     sizes = []
     for path in pathlib.Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
         match = re.fullmatch(r"(\d+)([KM]?)", path.read_text().strip())
@@ -81,7 +81,7 @@ def cpu_model():
 
 
 def encode(x, dtype):
-    """x [..., head_dim] f32 as it is stored: f32, f16, bf16 as 16-bit integers, or rows of ggml's blocks as bytes."""
+    """Encodes x [..., head_dim] f32 for storage: f32, f16, bf16 as 16-bit integers, or rows of ggml's blocks as bytes."""
     if dtype == "f32":
         return x
     if dtype == "f16":
@@ -96,7 +96,7 @@ def encode(x, dtype):
 
 
 def decode(stored, dtype):
-    """What encode() stored, as f32."""
+    """Decodes the result of encode() to f32."""
     if dtype == "bf16":
         return (stored.astype(np.uint32) << 16).view(np.float32)
     if dtype == "q8_0":
@@ -112,7 +112,7 @@ class Pool:
     def __init__(self, shape, rotate_bytes, types):
         self.shape, self.arrays = shape, {}
         random = np.random.default_rng(7)
-        # Queries three times as long as usual: logits then differ enough for a wrong key to show in the output.
+        # Queries are three times as long as usual, so that logits differ enough for a wrong key to change the output.
         self.q = 3 * random.standard_normal((shape.n_q_heads, shape.head_dim), np.float32)
         head_major = (DISTINCT_LAYERS, 2, shape.n_kv_heads, shape.n_keys, shape.head_dim)
         floats = random.standard_normal(head_major, np.float32)
@@ -130,15 +130,15 @@ class Pool:
         return len(self.arrays[dtype, LAYOUTS[0]])
 
     def queries(self, dtype):
-        """The queries as the type stores them; f32 with blocks."""
+        """Returns the queries in the storage type; f32 for types with blocks."""
         return self.q if dtype == "q8_0" else encode(self.q, dtype)
 
     def float_queries(self, dtype):
-        """The same numbers as f32."""
+        """Returns the same numbers as f32."""
         return self.q if dtype == "q8_0" else decode(self.queries(dtype), dtype)
 
     def expected(self, dtype, layer, head):
-        """Attention of one query head in double precision."""
+        """Attends with one query head in double precision."""
         k, v = (decode(self.arrays[dtype, "head-major"][layer, i, head * self.shape.n_kv_heads // self.shape.n_q_heads],
                        dtype).astype(np.float64) for i in (0, 1))
         q = self.float_queries(dtype)[head].astype(np.float64)
@@ -148,7 +148,7 @@ class Pool:
 
 
 def contestants_of(pool, args, engine, tandem):
-    """All that can take part, and the versions of their libraries."""
+    """Returns all available contestants and the versions of their libraries."""
     made, versions = rival_calls.tandem_contestants(pool, engine, tandem)
     makers = {"torch": lambda: rival_calls.torch_contestants(pool, args.threads),
               "onnxruntime": lambda: rival_calls.onnxruntime_contestants(pool, args.threads),
@@ -166,7 +166,7 @@ def contestants_of(pool, args, engine, tandem):
 
 
 def errors_of(contestants, pool):
-    """The largest error of each contestant over some heads of some layers, relative to the largest expected element."""
+    """Returns each contestant's largest error over some heads of some layers, relative to the largest expected element."""
     heads, known, errors = sorted({0, pool.shape.n_q_heads // 2, pool.shape.n_q_heads - 1}), {}, []
     for each in contestants:
         worst = 0.0
@@ -185,7 +185,7 @@ def errors_of(contestants, pool):
 
 
 def measure(contestants, pool, args):
-    """Microseconds of each call: [contestant][round][call]. Every second round goes backwards."""
+    """Returns microseconds of each call: [contestant][round][call]. Every second round runs backwards."""
     times, layers = [[] for _ in contestants], [0] * len(contestants)
     end = time.monotonic() + args.max_seconds
     for i_round in range(args.rounds):
@@ -218,7 +218,7 @@ def rows_of(contestants, times, errors, pool):
 
 
 def run_shape(shape, args, engine, tandem):
-    """Checks, measures and prints one shape. False: an output is wrong, and no time of this shape is taken."""
+    """Checks, measures and prints one shape. Returns False if an output is wrong; then nothing is timed."""
     pool = Pool(shape, args.rotate_mb << 20, args.types)
     contestants, versions = contestants_of(pool, args, engine, tandem)
     errors, is_right = errors_of(contestants, pool), True
@@ -268,7 +268,7 @@ def arguments():
 
 def main():
     args = arguments()
-    # OpenMP reads its variable when PyTorch's and ggml's libraries are loaded, which is later.
+    # PyTorch's and ggml's libraries are loaded later and then read OpenMP's variable.
     os.environ.update(OMP_NUM_THREADS=str(args.threads), TANDEM_LIB_DIR=args.tandem_lib)
     sys.path.insert(0, str(ROOT / "bindings" / "python"))
     try:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Time of stretches of work.
+// Measures the time of stretches of work.
 #pragma once
 
 #include <time.h>
@@ -23,7 +23,7 @@ struct Stretch {
     return static_cast<double>(t.tv_sec) * 1e9 + static_cast<double>(t.tv_nsec);
   }
   void end() { wall += now_ns(), cpu += cpu_ns(); }
-  // All threads had a core of their own all the time.
+  // True if each thread had a core to itself all the time.
   bool was_undisturbed(int32_t n_threads) const { return cpu > 0.97 * wall * n_threads; }
 };
 

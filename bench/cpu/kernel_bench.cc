@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
-// Decode speed as a share of the read bandwidth measured in the same run: 32 query heads over 8 KV heads of 128, K and V
-// head-major in huge pages, layers rotating over more memory than the caches hold. Rounds in which a thread waited for a
-// core are left out. Not a test.
+// Decode speed as a share of the read bandwidth in the same run: 32 query heads over 8 KV heads of 128, K and V head-major
+// in huge pages. Layers rotate over more memory than the caches hold. Rounds in which a thread waited for a core are left
+// out. Not a test.
 //
 //   kernel_bench [threads] [isa] [keys] [type] [rounds] [rope]
 //
-// rope: keys are stored unrotated, 1: of pairs of halves, 2: interleaved (TANDEM_ROPE_...).
+// rope: keys are stored unrotated, and the library rotates them. 1: pairs of halves, 2: interleaved (TANDEM_ROPE_...).
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -67,7 +67,7 @@ RopeTable angles_of(int32_t rope) {
   return make_rope_table(inv_freq.data(), kDim / 2, rope == TANDEM_ROPE_INTERLEAVED, 1.0f);
 }
 
-// Rows of noise, in K and V alike.
+// Fills K and V with the same rows of noise.
 void fill_run(const cpu::KernelTable& table, const KvRun& run, int32_t dtype, int64_t n_keys,
               const std::vector<float>& noise) {
   const auto bytes = [](const void* plane, int64_t offset) {

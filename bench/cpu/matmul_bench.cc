@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
-// Speed of appends and prefills: GFLOP/s over the pairs of query and key that are not masked, and the share of what oneDNN
-// alone reaches on the inner tile (128 rows x 512 keys, both products) in the same run, keys in the last-level cache (warm:
-// tandem-bench append and prefill read them from memory). Times are of the threads' processor time, so that neighbours on a
-// shared machine count less; wall time is given too. Each shape is checked.
-// Arguments: names of shapes, none for all, and numbers of threads, none for 1 and 2.
+// Speed of appends and prefills: GFLOP/s over unmasked pairs of query and key, and the share of the speed that oneDNN alone
+// reaches in the same run on the inner tile (128 rows x 512 keys, both products). Keys are in the last-level cache (warm).
+// tandem-bench append and prefill read them from memory. Times are processor time of the threads, so that neighbours on a
+// shared machine matter less. Wall time is printed too. Each shape is checked.
+// Arguments: names of shapes, default all, and numbers of threads, default 1 and 2.
 #include <omp.h>
 #include <time.h>
 
@@ -28,7 +28,7 @@ using cpu::MatmulAttend;
 
 double seconds() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
-// Processor time of this thread.
+// Returns the processor time of this thread.
 double cpu_seconds() {
   timespec time;
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
@@ -38,10 +38,10 @@ double cpu_seconds() {
 struct Shape {
   const char* name;
   int32_t n_kv_heads, group_size, head_dim, q_len;
-  int64_t kv_len;   // before the queries
+  int64_t kv_len;   // keys before the queries
   int32_t run_len;  // 0: one run
   bool q_is_bf16;
-  int32_t aliased_dim = 0;  // of V, within K; 0: V is apart and like K
+  int32_t aliased_dim = 0;  // dims of V within K; 0: V is separate and has K's dims
   int32_t kv_type = TANDEM_BF16;
   int32_t v_head_dim() const { return aliased_dim > 0 ? aliased_dim : head_dim; }
 };
@@ -86,7 +86,7 @@ class TileRate {
     for (auto& memory : memory_) memory.resize(3 << 20);
   }
 
-  // Seconds of one tile on this thread.
+  // Returns the seconds that one tile takes on this thread.
   double measure(int32_t worker_idx, int n) {
     float* at = memory_[static_cast<size_t>(worker_idx)].data();
     float *s = at + (1 << 18), *k = at + (1 << 19), *o = at + (1 << 20), *scratchpad = at + (1 << 21);
@@ -134,7 +134,7 @@ struct Task {
   int32_t begin, end;
 };
 
-// The KV heads of one shape, and the tasks that they are attended in.
+// The KV heads of one shape, and the tasks into which they are divided.
 struct Work {
   std::vector<std::unique_ptr<Case>> heads;
   std::vector<Task> tasks;
@@ -167,7 +167,7 @@ Work make_work(const Shape& shape) {
   return work;
 }
 
-// GFLOP/s of oneDNN alone, over all threads.
+// Returns GFLOP/s of oneDNN alone, over all threads.
 double tile_gflops_of(TileRate* tile, int32_t n_threads) {
   std::vector<double> tile_seconds(static_cast<size_t>(n_threads));
   on_threads(n_threads, [&](int32_t worker) {
@@ -179,7 +179,7 @@ double tile_gflops_of(TileRate* tile, int32_t n_threads) {
   return rate;
 }
 
-// Processor time per thread that all tasks take, in seconds.
+// Returns the processor time per thread, in seconds, that all tasks take.
 double attend_all(const std::vector<Task>& tasks, int32_t n_threads, MatmulAttend* attend) {
   std::vector<double> busy(static_cast<size_t>(n_threads));
   on_threads(n_threads, [&](int32_t worker) {

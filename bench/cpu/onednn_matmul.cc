@@ -17,7 +17,7 @@ namespace {
 
 using Dims = dnnl::memory::dims;
 
-// strict: DNNL_DEFAULT_FPMATH_MODE of the environment must not turn f32 products into bf16 ones.
+// strict: DNNL_DEFAULT_FPMATH_MODE in the environment must not turn f32 products into bf16 ones.
 dnnl::primitive_attr attributes(const MatmulShape& shape) {
   dnnl::primitive_attr attr;
   attr.set_scratchpad_mode(dnnl::scratchpad_mode::user);
@@ -44,7 +44,7 @@ dnnl::matmul::primitive_desc describe(const MatmulShape& shape, const dnnl::engi
 
 }  // namespace
 
-// Handles of one worker; where their data is, is set before each call.
+// Handles of one worker. Their data addresses are set before each call.
 struct Arguments {
   dnnl::stream stream;
   dnnl::memory a, b, c, scratchpad;
@@ -99,7 +99,7 @@ Status Matmul::prepare(int32_t n_workers) {
   return is_new ? run_first() : Status();
 }
 
-// Zeros, for the code that comes of it.
+// Runs the product once on zeros, so that oneDNN generates its code.
 Status Matmul::run_first() {
   const MatmulShape& shape = impl_->shape;
   const int64_t element_bytes = shape.bf16 ? sizeof(uint16_t) : sizeof(float);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
-// oneDNN matmuls of fixed shape, run by many workers, each inside its own thread: what matmul_bench compares the library
-// with.
+// oneDNN matmuls of fixed shape for matmul_bench, which compares the library with them. Many workers run them, each in its
+// own thread.
 //
-// A primitive costs 0.1 to 0.2 ms to create and 0.4 us to call, so shapes are few and made ahead. oneDNN may be built on
-// OpenMP, where each thread that creates or executes would start a team of its own: SingleThread keeps it to one.
+// A primitive takes 0.1 to 0.2 ms to create and 0.4 us to call, so shapes are few and created ahead. oneDNN may use OpenMP.
+// Then each thread that creates or executes would start its own team. SingleThread limits the team to one thread.
 #pragma once
 
 #include <cstddef>
@@ -27,7 +27,7 @@ struct MatmulShape {
   bool accumulate = false;
 };
 
-// Whether this processor multiplies bf16 faster than f32 (AVX512_BF16 or AMX).
+// Returns whether this processor multiplies bf16 faster than f32 (AVX512_BF16 or AMX).
 bool onednn_has_fast_bf16();
 
 class Matmul {
@@ -38,10 +38,10 @@ class Matmul {
   Matmul& operator=(Matmul&&) noexcept;
 
   static Status create(const MatmulShape& shape, Matmul* matmul);
-  // Makes what n_workers need to run at once; the first time, the product is run once.
+  // Creates what n_workers need to run concurrently. The first call also runs the product once.
   Status prepare(int32_t n_workers);
   size_t scratchpad_bytes() const;
-  // scratchpad: scratchpad_bytes(), aligned to 64, of this worker. False: oneDNN failed.
+  // scratchpad: scratchpad_bytes() of this worker, aligned to 64. Returns false if oneDNN has failed.
   [[nodiscard]] bool run(int32_t worker_idx, const void* a, const void* b, float* c, void* scratchpad) const;
 
  private:

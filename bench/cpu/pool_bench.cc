@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What a call of the pool costs: a task for every worker that does nothing, from the call to its return. Workers still spin
-// after the call before, or sleep. Not a test.
+// Cost of a call of the pool: an empty task for every worker, from the call to its return. Workers still spin after the
+// previous call, or sleep. Not a test.
 //
 //   pool_bench [threads]
 #include <algorithm>
@@ -20,7 +20,7 @@ double now_us() {
 
 void do_nothing(void*, int64_t, int32_t) {}
 
-// Medians and worst tenths of n calls, each after that pause.
+// Prints the median and the 90th percentile of n calls, each after the pause.
 void measure(tandem::cpu::Pool& pool, const char* name, std::chrono::microseconds pause, int n) {
   std::vector<double> us;
   for (int i = 0; i < n; ++i) {

@@ -1,21 +1,22 @@
 // SPDX-License-Identifier: MIT
-// Decode over a selection of the keys, as a share of the dense scan of the same run: 32 query heads over 8 KV heads of 128.
+// Decode over a selection of keys, as a share of the speed of the dense scan in the same run: 32 query heads over 8 KV heads
+// of 128.
 //
-//   tokens   runs of one key, drawn without replacement, sorted, other ones for each KV head
-//   pages    runs of a page of 16, 64 or 128 keys, likewise
-//   copy     the keys of the token list, copied together into one run
+//   tokens   runs of one key, drawn without replacement, sorted, different for each KV head
+//   pages    runs of a page of 16, 64 or 128 keys, drawn in the same way
+//   copy     the keys of the token list, copied into one run
 //   dense    all keys
-//   read     no attention: a byte of every line of a token list's rows, the most that the memory gives for such rows
+//   read     no attention: a byte of every cache line of a token list's rows, the fastest that memory gives such rows
 //
-// First every selection is checked against attention in double precision over the same keys; without that no time is
-// printed. Then rounds: in each, every selection once over all layers, so that all of K and V, eight last-level caches or
-// more, pass through the caches before a selection is read again. The lists of runs are written just before a call, on the
-// pool, as a policy would; that is not timed. GB/s are of the selected K and V; shares are medians over rounds of what the
-// selection and the dense scan reached in one round. Rounds in which a thread waited for a core are left out. Not a test.
+// First every selection is checked against attention in double precision over the same keys. If one is wrong, no times are
+// printed. A round runs every selection once over all layers. So all of K and V, eight last-level caches or more, pass
+// through the caches before a selection is read again. The pool writes the lists of runs just before a call, untimed, as a
+// policy would. GB/s count the selected K and V. A share is the median over rounds of the selection's speed divided by the
+// dense scan's speed in the same round. Rounds in which a thread waited for a core are left out. Not a test.
 //
 //   sparse_bench [threads] [isa] [keys] [type] [rounds] [md|csv] [selection]
 //
-// rounds 0: the check alone, of all types for type "". selection: a name; that one, the dense scan and what is only read.
+// rounds 0: only the check; type "" checks all types. selection: a name; runs that one, the dense scan and "read".
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -41,19 +42,19 @@ struct Settings {
   int64_t n_keys = 131072;
   int n_rounds = 20;
   bool csv = false;
-  std::string only;  // a selection's name: that one, the dense scan and what is only read
+  std::string only;  // a selection's name: that one, the dense scan and "read"
 };
 
-// Which keys of a layer are read; the lists of the heads go round with the layers.
+// The keys of a layer that are read. Layer l gives head h the list of head (h + l) % kHeads.
 struct Selection {
   std::string name;
   double density = 1.0;
   int64_t run_len = 0;  // 0: one run
   bool only_read = false;
-  bool copied = false;                       // first keys of the heads' copies, from copy_at on
+  bool copied = false;                       // the keys are the heads' copies, from copy_at on
   int64_t copy_at = 0, n_keys = 0;           // per head
   std::vector<std::vector<int64_t>> firsts;  // [head list] -> first key of each run, ascending
-  std::vector<double> ns, shares;            // of the rounds
+  std::vector<double> ns, shares;            // one for each round
 };
 
 // One KV head of a layer: K, its scales, V, its scales.
@@ -73,7 +74,7 @@ struct Bench {
   std::vector<std::vector<KvRun>> runs;  // per head
   std::vector<AttendJob> jobs;
   std::vector<Selection> selections;
-  std::atomic<uint64_t> checksum{0};  // of what was only read
+  std::atomic<uint64_t> checksum{0};  // sum of the rows that "read" reads
 };
 
 uint64_t mix(uint64_t x) {
@@ -84,7 +85,7 @@ uint64_t mix(uint64_t x) {
 
 int64_t round_up(int64_t a, int64_t b) { return (a + b - 1) / b * b; }
 
-// n of [0, of), ascending, every set as likely as any other.
+// Draws n numbers of [0, of), ascending. Every set is equally likely.
 std::vector<int64_t> draw(int64_t n, int64_t of, uint64_t seed) {
   std::vector<int64_t> drawn;
   for (int64_t i = 0; i < of && n > 0; ++i) {
@@ -103,7 +104,7 @@ Planes planes_of(const Bench& b, int64_t layer_idx, int32_t head) {
   return {at, at + codes, at + codes + scales, at + 2 * codes + scales};
 }
 
-// Noise at another place for each key, so that a wrong key makes a wrong answer.
+// Writes noise from another place for each key, so that a wrong key gives a wrong answer.
 void write_row(const Bench& b, uint8_t* codes, uint8_t* scales, int64_t key, uint64_t seed) {
   const uint64_t place = mix(seed + static_cast<uint64_t>(key)) % (b.noise.size() - kDim);
   b.backend.table->from_f32(b.backend.self, b.layer.k_type, b.noise.data() + place, codes + key * b.codes,
@@ -137,7 +138,7 @@ void write_head(Bench& b, const Selection& s, int64_t layer_idx, int32_t h) {
   job.runs_are_keys = s.run_len == 1;
 }
 
-// On the pool, so that the call finds workers awake, as behind a policy that has just chosen.
+// Runs on the pool, so that the call finds the workers awake, as after a policy that has just chosen.
 void write_runs(Bench& b, const Selection& s, int64_t layer_idx) {
   struct Lists {
     Bench& b;
@@ -155,7 +156,7 @@ void attend(Bench& b) {
   if (!b.backend.table->attend(b.backend.self, b.jobs.data(), kHeads).ok()) std::abort();
 }
 
-// A share of the rows of one head, K and V, every line asked for ahead of its turn.
+// Reads a share of the rows of one head, K and V, and prefetches every cache line.
 void read_rows(void* context, int64_t task_idx, int32_t) {
   constexpr int64_t kAhead = 16;
   Bench& b = *static_cast<Bench*>(context);
@@ -281,7 +282,7 @@ struct Truth {
   }
 };
 
-// What is wrong, or "". Keys are found by their number, not by the runs.
+// Returns the wrong result, or "". Finds keys by their number, not by the runs.
 std::string check_head(const Bench& b, const Selection& s, int32_t h) {
   const Planes planes = planes_of(b, 0, h);
   const auto read = [&](const uint8_t* codes, const uint8_t* scales, int64_t key, float* to) {
@@ -327,7 +328,7 @@ bool check(Bench& b) {
   return true;
 }
 
-// The time of every selection over all layers; false where a thread waited for a core.
+// Times every selection over all layers. Returns false if a thread waited for a core.
 bool run_round(Bench& b, int32_t n_threads, std::vector<double>& ns) {
   bool undisturbed = true;
   ns.clear();
@@ -355,7 +356,7 @@ void measure(Bench& b, int32_t n_threads, int n_rounds) {
   b.backend.table->wake(b.backend.self);
   for (int i = 0; n_kept < n_rounds; ++i) {
     const bool undisturbed = run_round(b, n_threads, ns);
-    const int n_left = 4 * n_rounds - i;  // on a busy machine the last rounds are taken as they are
+    const int n_left = 4 * n_rounds - i;  // on a busy machine the last rounds count even if they were disturbed
     if (i == 0 || (!undisturbed && n_left > n_rounds - n_kept)) continue;
     ++n_kept;
     for (size_t s = 0; s < ns.size(); ++s) {

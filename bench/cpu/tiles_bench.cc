@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
-// Time to make lists of tiles (lib/call/key_tiles.h) of what 4,096 queries of 64 heads over 4 KV heads name of 131,072 keys:
-// 16 units of 128 tokens for each query and KV head. On one thread, and on one for each KV head, which includes starting
-// them. Each line is first checked against sets of units.
+// Time to make lists of tiles (lib/call/key_tiles.h). 4,096 queries of 64 heads over 4 KV heads name keys among 131,072: 16
+// units of 128 tokens for each query and KV head. On one thread, and on one thread for each KV head, which includes starting
+// the threads. Each line is first checked against sets of units.
 //
-//   random     units of each query's own
-//   clustered  64 queries side by side share 14 of their units
+//   random     each query has its own units
+//   clustered  64 consecutive queries share 14 of their units
 //
 //   tiles_bench [rounds]
 #include <cstdio>
@@ -88,7 +88,7 @@ struct Tiles {
     for (const DeviceTiles& list : lists) sum += list.n;
     return sum;
   }
-  // Each list has the units of its queries, twice as tiles, and as many class bits as they have indices.
+  // Each list must have the units of its queries, two tiles for each unit, and two class bits for each index.
   bool are_right(const Problem& problem) const {
     constexpr int32_t kOfList = kTileRows / kGroup, kPerHead = kQueries / kOfList;
     for (int32_t list = 0; list < kHeads * kPerHead; ++list) {

@@ -1,16 +1,15 @@
 // SPDX-License-Identifier: MIT
-// Long appends over keys in host memory, beside the same calls with everything on the device: milliseconds, through the C
-// ABI.
+// Times long appends over keys in host memory, in ms, beside the same calls with all keys on the device. Uses the C ABI.
 //
 //   append_bench MODULE [threads [lengths [appended [call_lens [heads [buffers [layers]]]]]]]     lists with commas;
 //     buffers in MiB
 //
-// Layers of 32 query heads and 8 KV heads of 128 dims in bf16, one after the other as in a model, and the time of one.
-// "lengths" are the keys outside the window of 4,096 when an append begins, which comes in calls of call_len tokens. heads:
-// KV heads of what is streamed at a time, 0: the library's choice. Beside them, by plain CUDA calls on the module's kernels:
-// all keys of the layer copied and then attended; copied for the next layer while this one is attended; and attended alone.
-// Before anything is timed, the outputs are compared with those of the resident keys. Tokens are truncated away after each
-// append, outside the time, and the window is filled by an append of a token.
+// Layers of 32 query heads and 8 KV heads of 128 dims in bf16, one after the other as in a model. Times are for one layer.
+// "lengths" are the keys outside the window of 4,096 when an append begins. The append comes in calls of call_len tokens.
+// heads: KV heads that are streamed at a time, 0: the library's choice. For comparison, plain CUDA calls on the module's
+// kernels: all keys of the layer are copied and then attended; or they are copied for the next layer while this one is
+// attended; or they are attended only. Before anything is timed, the outputs are compared with those of resident keys. After
+// each append the tokens are truncated away, untimed, and an append of one token fills the window.
 #include <memory>
 
 #include "layer_rival.h"
@@ -29,7 +28,7 @@ struct Measured {
   std::vector<__nv_bfloat16> o;
 };
 
-// The append in parts of call_len.
+// The append in calls of call_len tokens.
 struct Append {
   std::vector<std::unique_ptr<Call>> calls;
   std::vector<int64_t> lens;
@@ -41,7 +40,7 @@ struct Append {
       calls.push_back(std::make_unique<Call>(lens.back(), 7 + first));
     }
   }
-  // A chunk goes through all layers before the next one comes.
+  // Sends a call through all layers before the next call.
   template <typename F>
   void run(HybridSession& session, F after_layer) const {
     for (size_t i = 0; i < calls.size(); ++i) {
@@ -59,7 +58,7 @@ Measured time_session(const HybridCache& cache, const Append& append, const tand
   const Call one(1, 3);
   Measured measured;
   std::vector<double> times;
-  for (int i = 0; i < kRounds + 2; ++i) {  // the first ones take memory and pin
+  for (int i = 0; i < kRounds + 2; ++i) {  // the first rounds take memory and pin
     session.q_lens.assign(1, 1);
     session.attend_layers(one.device_view, true, true);
     session.wait();
@@ -82,7 +81,7 @@ Measured time_session(const HybridCache& cache, const Append& append, const tand
   return measured;
 }
 
-// Largest and root mean square difference, in parts of the root mean square.
+// Largest and root mean square difference, relative to the root mean square of b.
 struct Distance {
   double largest = 0.0, mean = 0.0;
 };

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: MIT
-// Speed of decode from the window: microseconds a call and the share of what copying memory gives in the same run.
+// Speed of decode from the window: microseconds per call, and the share of the speed of copying memory in the same run.
 //
-//   decode_bench MODULE [types [lengths [batches [lists]]]]   each with commas; types: bf16, q8_0, ...; or of K and of V,
-//                                                             with q in f32: f32/bf16, the window of a layer whose keys
-//                                                             are rotated; lists: units of random key lists that name a
-//                                                             tenth of the keys, a list for each KV head; 0: no lists,
-//                                                             -1: lists of the whole range
+//   decode_bench MODULE [types [lengths [batches [lists]]]]     lists with commas
 //
-// Calls rotate over windows that total many times the cache of the second level, as a graph of 32 calls; a line is the
-// median of nine replays. Cases of up to 70,000 keys are checked against double precision.
+// types: bf16, q8_0, ...; or types of K and of V, with q in f32: f32/bf16, as in the window of a layer whose keys are
+// rotated. lists: unit size of random key lists that name a tenth of the keys, one list for each KV head; 0: no lists, -1:
+// lists of the whole range.
+//
+// Calls rotate over windows that are together many times larger than the second-level cache, as a graph of 32 calls. A line
+// is the median of nine replays. Cases of up to 70,000 keys are checked against double precision.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -25,7 +25,7 @@ using namespace tandem;
 using namespace tandem::test;
 
 constexpr int kCalls = 32;
-constexpr int64_t kMostChecked = 70'000;  // keys, as the truth takes its time
+constexpr int64_t kMostChecked = 70'000;  // keys; computing the truth takes long
 
 __global__ void copy_kernel(const float4* from, float4* to, size_t n) {
   const size_t stride = size_t{gridDim.x} * blockDim.x;
@@ -40,7 +40,7 @@ __global__ void copy_kernel(const float4* from, float4* to, size_t n) {
   }
 }
 
-double copy_bandwidth() {  // GB/s, reading and writing
+double copy_bandwidth() {  // returns GB/s, reads and writes counted
   constexpr size_t kBytes = size_t{1} << 30;
   void *from, *to;
   must(cudaMalloc(&from, kBytes));
@@ -60,7 +60,7 @@ struct Line {
   int64_t length;
   int batch;
   bool shuffled;
-  int unit = 0;  // of lists
+  int unit = 0;  // unit of key lists
 };
 
 bool measure(const OpenDevice& device, const Line& line, double copy) {

@@ -1,21 +1,22 @@
 // SPDX-License-Identifier: MIT
-// Whole decode calls and appends over keys that the window has, through the C ABI: microseconds a layer.
+// Whole decode calls and appends over keys in the window, through the C ABI: microseconds per layer.
 //
 //   decode_call_bench MODULE [threads [cases]] [--heads 32/8] [--dim 128] [--mib 600] [--ms 1500] [--kernel]
 //
-// cases: a list with commas of KEYS[xSEQUENCES[xQUERIES]][@HEADS/KVxDIM], where KEYS are there before the call; 17+4096x2
-// are two sequences of each length. --heads and --dim are of the cases that do not say.
+// cases: a list with commas of KEYS[xSEQUENCES[xQUERIES]][@HEADS/KVxDIM]. KEYS are there before the call; 17+4096x2 means
+// two sequences of each length. --heads and --dim are the defaults of cases.
 //
-// bf16 layers, so many that their keys are --mib and more, one after the other as a step that a graph replays: at least two
-// and at most 64, and eight where that is no more than four times as much, as a step of few layers says little of its calls.
-// Each call appends its rows and attends them with the rest. Beside it the same calls without a plan, and these alone where
-// a planned step takes no such call. Medians of rounds that take turns, of some --ms in all, until the stream is done,
-// divided by the layers; after each round the new tokens are removed. Before a case is timed, its output is compared with
-// the CPU's, which attends the same keys in the host store. A JSON line for each case. bench/rivals/run.py has what others
-// take.
+// bf16 layers run one after the other as a step that a graph replays. There are enough layers for --mib of keys or more, at
+// least two and at most 64. There are eight if that is at most four times --mib, as a step of few layers says little about
+// its calls. Each call appends its rows and attends them with the rest. The same calls are also timed without a plan, or
+// only so if a planned step cannot take them. Prints medians of rounds that take turns, about --ms in all, until the stream
+// is done, divided by the layers. After each round the new tokens are removed. Before a case is timed, its output is
+// compared with the CPU's over the same keys in the host store. A JSON line for each case. bench/rivals/run.py times the
+// rivals.
 //
-// --kernel: the attention of the window alone, over at least two layers of contiguous keys with those of the queries among
-// them, checked against double precision: where pairs of query head and key are many, in a smaller case of the same heads.
+// --kernel: only the attention of the window, over at least two layers of contiguous keys, which include those of the
+// queries. Checked against double precision, in a smaller case with the same heads if there are many pairs of query head and
+// key.
 #include <cctype>
 #include <numeric>
 
@@ -29,7 +30,8 @@ namespace {
 constexpr int64_t kFewestLayers = 2, kFewLayers = 8, kMostLayers = 64;
 constexpr int kFewestRounds = 5, kMostRounds = 21;
 constexpr int64_t kMostPlanned = 512, kMostPlannedInAll = 1024;  // queries of a sequence, and of a step
-constexpr int64_t kMostChecked = int64_t{70'000} * 32;           // pairs of query head and key, as the truth takes its time
+// Pairs of query head and key. Computing the truth takes long.
+constexpr int64_t kMostChecked = int64_t{70'000} * 32;
 
 struct Case {
   std::string word;
@@ -46,7 +48,7 @@ struct Case {
     const int64_t fewest = is_step ? std::clamp(4 * least_bytes / bytes, kFewestLayers, kFewLayers) : kFewestLayers;
     return static_cast<int32_t>(std::clamp((least_bytes + bytes - 1) / bytes, fewest, kMostLayers));
   }
-  // Of query heads and keys, as if no key was hidden.
+  // Returns pairs of query head and key, as if no key were hidden.
   int64_t n_pairs() const { return queries * shape.n_q_heads * n_tokens(); }
 };
 
@@ -57,7 +59,7 @@ struct Terms {
   bool is_kernel = false;
 };
 
-// Reads a text, which outlives it, from its begin on.
+// Parses a text from its start. The text must outlive the reader.
 class Reader {
  public:
   explicit Reader(const std::string& text) : at_(text.c_str()) {}
@@ -66,7 +68,7 @@ class Reader {
     ++at_;
     return true;
   }
-  // least to 2^30
+  // Reads a number from `least` to 2^30.
   template <class Number>
   bool number(int64_t least, Number* n) {
     int64_t value = 0;
@@ -116,7 +118,7 @@ std::vector<Case> cases_of(const std::string& list, const HybridShape& shape) {
   return cases;
 }
 
-// Of a case, its layers in turn.
+// Runs a case, its layers in turn.
 class CaseRun {
  public:
   CaseRun(tandem_engine* engine, const Case& of, int64_t least_bytes)
@@ -128,7 +130,7 @@ class CaseRun {
   }
   int32_t n_layers() const { return cache_.n_layers; }
 
-  // Microseconds a layer. The new tokens stay.
+  // Returns microseconds per layer. The new tokens stay.
   double pass(bool replays) {
     remove_new_tokens();
     const auto begin = Clock::now();
@@ -139,9 +141,9 @@ class CaseRun {
     session_.wait();
     return us_since(begin) / n_layers();
   }
-  // Of the last layer's output from the CPU's of the same queries.
+  // Returns the distance between the last layer's output and the CPU's output for the same queries.
   double error_of_pass(bool replays) {
-    must(cudaMemset(call_.device[3], 0xff, call_.o.size() * sizeof call_.o[0]));  // NaN, until this pass has written
+    must(cudaMemset(call_.device[3], 0xff, call_.o.size() * sizeof call_.o[0]));  // NaN until this pass writes
     pass(replays);
     session_.attend(n_layers() - 1, call_.host_view, false, false);
     return distance_of(call_);
@@ -187,7 +189,7 @@ bool measure_calls(tandem_engine* engine, const Case& of, const Terms& terms, co
   double error = run.error_of_pass(false);
   for (int i = 0; i < 2 && of.can_be_planned(); ++i) {
     const double next = run.error_of_pass(true);
-    if (!std::isnan(error) && !(next <= error)) error = next;  // NaN is more than any, and stays
+    if (!std::isnan(error) && !(next <= error)) error = next;  // NaN is larger than any number and is kept
   }
   const double us = run.pass(false) * run.n_layers() * (of.can_be_planned() ? 2 : 1);
   const int n_rounds = static_cast<int>(std::clamp<double>(terms.most_us / us, kFewestRounds, kMostRounds));
@@ -196,7 +198,7 @@ bool measure_calls(tandem_engine* engine, const Case& of, const Terms& terms, co
     if (of.can_be_planned()) planned.push_back(run.pass(true));
     eager.push_back(run.pass(false));
   }
-  const bool is_right = error < 1e-2;  // NaN is not
+  const bool is_right = error < 1e-2;  // false for NaN
   std::printf(
       "{\"case\": \"%s\", \"card\": \"%s\", \"keys\": %lld, \"sequences\": %lld, \"queries\": %lld, \"q_heads\": %d, "
       "\"kv_heads\": %d, \"dim\": %d, \"layers\": %d, \"planned_us\": %s, \"eager_us\": %s, \"error\": %.1e, \"is_right\": "
@@ -265,7 +267,7 @@ bool measure_all_calls(const char* module, int n_threads, const std::vector<Case
   return are_right;
 }
 
-// Options are taken out of the words.
+// Removes the options from the words.
 Terms terms_of(std::vector<std::string>* words) {
   Terms terms;
   std::vector<std::string> others;

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: MIT
-// What a hand-over costs: microseconds of an append and a merge, with nothing between them, and of an observe.
+// Cost of a hand-over: microseconds of an append and a merge, with nothing between them, and of an observe.
 //
 //   exchange_bench MODULE
 //
-// A graph of 32 pairs of calls for one token of 32 query heads and 8 KV heads of 128 dims, and the median of nine replays:
-// with no part of the host's; with one, where the host answers at once with states that are 0; and the same with new rows.
-// States are checked before. With 2 slots a pair waits until the one before it has been answered; a session has more
-// (marked).
+// A graph has 32 pairs of calls for one token of 32 query heads and 8 KV heads of 128 dims. Prints the median of nine
+// replays: without a host part; with a host part, where the host answers at once with states of 0; and both with new rows.
+// States are checked before. With 2 slots a pair waits until the previous pair has been answered. Lines with a session's
+// number of slots are marked.
 //
-// Then moving averages of a window of 4,096 keys, bf16: a graph of 32 observe(), each over a window of its own (K comes from
-// memory), or all over one (K is in the cache, as behind an attend of the same layer, where it fits there).
+// Then moving averages of a window of 4,096 keys in bf16. A graph has 32 observe() calls. Each has its own window, so K
+// comes from memory; or all have the same window, so K is in the cache if it fits, as after an attend of the same layer.
 #include <cstring>
 #include <utility>
 

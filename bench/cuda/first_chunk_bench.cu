@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: MIT
-// First chunks of a prompt through tandem_attend(): microseconds a layer, eight layers in a row.
+// First chunks of a prompt through tandem_attend(): microseconds per layer, for eight layers in a row.
 //
-//   first_chunk_bench MODULE [threads [tokens [window]]]     tokens: a list with commas; window 0: of 1,024 tokens
+//   first_chunk_bench MODULE [threads [tokens [window]]]     tokens: a list with commas; window 0: 1,024 tokens
 //
-// Layers of 32 query heads and 8 KV heads of 128 dims in bf16. A line has, for one length, medians of rounds that take
+// Layers of 32 query heads and 8 KV heads of 128 dims in bf16. A line has medians for one length, over rounds that take
 // turns:
 //
 //   kernel    the attention kernel alone, over the same shape
 //   bus       the new rows of a layer from the device to pinned memory, as many bytes in copies of 512 KiB
 //   layer     of eight calls in a row, until the caller's stream is done
-//   stored    until the host's store has all rows as well
-//   spaced    of a call on the caller's stream, where matrix products of some 2 ms come before each
+//   stored    as layer, but until the host's store has all rows too
+//   spaced    a call on the caller's stream, with matrix products of about 2 ms before each call
 //
-// Rounds before the first one that counts pin the store. The last output of a round is compared with the first one's, and
-// the store's digest with that of the same rows appended in calls of 512 tokens.
+// Uncounted first rounds pin the store. The last output of a round is compared with the first round's. The store's digest is
+// compared with that of the same rows appended in calls of 512 tokens.
 #include <mma.h>
 
 #include <memory>
@@ -30,7 +30,7 @@ constexpr int32_t kLayers = 8;
 constexpr int kRounds = 9, kUncounted = 2;
 constexpr double kProductsUs = 2000.0;
 
-// Some of a matrix product: a warp has a tile of 64 x 16 and reads its operands from memory.
+// Part of a matrix product: a warp has a tile of 64 x 16 and reads its operands from memory.
 __global__ void multiply(const __nv_bfloat16* a, const __nv_bfloat16* b, float* c, int n, int n_times) {
   using namespace nvcuda::wmma;
   fragment<accumulator, 16, 16, 16, float> sum[4];
@@ -82,7 +82,7 @@ class Products {
   int n_times_ = 256;
 };
 
-// The attention kernel alone, eight calls in a row.
+// Times the attention kernel alone, eight calls in a row.
 class Kernel {
  public:
   Kernel(const OpenDevice& device, int64_t n)
@@ -180,7 +180,7 @@ uint64_t digest_of(const HybridCache& cache) {
   return digest;
 }
 
-// In calls of 512 tokens, which are no long chunks.
+// Appends in calls of 512 tokens, which are not long chunks.
 uint64_t digest_of_short_calls(tandem_engine* engine, const Call& chunk, int64_t n, const tandem_session_options& options) {
   const HybridCache cache(engine, kLayers, 0, 1);
   HybridSession session(cache, options);

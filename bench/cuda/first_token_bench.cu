@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: MIT
-// First tokens over keys that the host has, through the C ABI: milliseconds of a token through all layers, and the rate at
+// First tokens over keys in host memory, through the C ABI: milliseconds of a token through all layers, and the rate at
 // which windows are filled.
 //
 //   first_token_bench MODULE [threads [keys x layers x window [routes]]]     lists with commas: 131072x32x4096
 //
 // Layers of 32 query heads and 8 KV heads of 128 dims in bf16. K and V are appended from host tensors, in a new cache and
-// engine for each case. A new session then decodes on device tensors. The first token is the one that fills the windows.
-// Beside it: layer 0 of it, the tokens that follow, the median of the last ones (`later`), and when the last of what is
-// pinned was. The same of more sessions on the same cache, which have the windows to fill. Where a window has room for all
-// keys, filling is timed by itself: a first token less one that follows, with the windows' memory and all else that is done
-// once in it. The store is not pinned then; of sessions that come behind one of route `stream` it is. `bus` is copies of 64
-// MiB from pinned memory in the same run. Behind all that, an engine with a small cache says what the trial of routes takes.
-// An output of the first session is compared with the CPU's.
+// engine for each case. A new session then decodes on device tensors, and its first token fills the windows. Prints that
+// token, its layer 0, the tokens after it, the median of the last ones (`later`), and when the last memory was pinned.
+// Further sessions on the same cache do the same, as they fill windows too. Where a window holds all keys, filling is also
+// timed by itself: a first token minus a later one, which includes the windows' memory and everything that is done once. The
+// store is not pinned then, but it is pinned for sessions that follow one of route `stream`. `bus` is copies of 64 MiB from
+// pinned memory in the same run. At the end, an engine with a small cache times the trial of routes. One output of the first
+// session is compared with the CPU's.
 #include "cuda/hybrid_case.h"
 
 using namespace tandem::test;
@@ -35,7 +35,7 @@ Case case_of(const std::string& word) {
   return {length, window, n_layers};
 }
 
-// GB/s.
+// Returns GB/s.
 double time_bus() {
   constexpr size_t kBytes = size_t{64} << 20;
   constexpr int kCopies = 16;
@@ -98,7 +98,7 @@ Token decode(HybridSession& session, const Call& call) {
   return token;
 }
 
-// In a session of its own, whose first token that is.
+// Times the first token of a new session, and later tokens.
 Token time_session(const HybridCache& cache, const char* route, int64_t window, bool checks) {
   Call call(1, 7);
   HybridSession session(cache, options_of(route, window));
@@ -106,7 +106,7 @@ Token time_session(const HybridCache& cache, const char* route, int64_t window, 
   const Token first = decode(session, call);
   const tandem_session_stats stats = session.stats();
   double error = 0.0;
-  if (checks) {  // what a query without new rows says of the window that was filled, and of the keys outside it
+  if (checks) {  // checks the filled window and the keys outside it with a query without new rows
     session.attend(0, call.device_view, false, true);
     session.wait();
     session.attend(0, call.host_view, false, false);
@@ -133,7 +133,7 @@ Token time_session(const HybridCache& cache, const char* route, int64_t window, 
   return {first.ms, settled};
 }
 
-// A token that fills windows of all tokens: against one that finds them filled.
+// Compares a token that fills windows of all tokens with a later token.
 void time_filling(const HybridCache& cache, int64_t window, double bus) {
   Call call(1, 7);
   std::vector<double> rates;
@@ -163,7 +163,7 @@ void measure(const char* module, int32_t n_threads, const Case& of, const std::v
     }
     if (of.window >= of.length) {
       time_filling(cache, of.window, bus);
-      time_session(cache, "stream", 4096, false);  // pins the store, but for the newest tokens
+      time_session(cache, "stream", 4096, false);  // pins the store, except the newest tokens
       time_filling(cache, of.window, bus);
     }
   }

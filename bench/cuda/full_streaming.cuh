@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// What recomputation is held against (FlexGen's way, in KVPR's figures 3 and 4): a layer after the other, its batches one
-// after the other, all of K and V of a batch and all weights of a layer over the bus, each while what came before computes.
-// Plain CUDA: pinned memory, two buffers for the cache of a batch and two for the weights of a layer, a stream for each, and
-// one that takes new rows back. The products are the bench's, attention is the module's kernel over what has come.
+// The rival of recomputation: FlexGen's way, as in KVPR's figures 3 and 4. Layers run one after the other, and so do a
+// layer's batches. All of K and V of a batch and all weights of a layer cross the bus, while earlier work computes. Plain
+// CUDA: pinned memory, two buffers for a batch's cache and two for a layer's weights, a stream for each, and one that takes
+// new rows back. The bench makes the products. The module's kernel attends the keys that have arrived.
 //
 //   weights   | layer 0               | layer 1 ...
 //   cache     | batch 0 | batch 1 | batch 2 | ...
@@ -19,7 +19,7 @@ namespace tandem::test {
 
 class FullStreaming {
  public:
-  // The cache of a layer is that of all others too: each reads it anew.
+  // All layers share the cache data of one layer, but each reads it again.
   FullStreaming(const OpenDevice& device, const OptLayer& layer, const HostWeights& weights, OptStep* step, int n_layers,
                 int64_t length)
       : device_(device), step_(*step), n_layers_(n_layers), length_(length) {
@@ -62,7 +62,7 @@ class FullStreaming {
     cudaFreeHost(weights_);
   }
 
-  // One token of all sequences. The first batch's cache is sent when it is called, the next step's weights before.
+  // Runs one token of all sequences. Sends the first batch's cache when called; the next step's weights are sent before.
   void step() {
     step_.reset();
     send_cache(0);
@@ -89,7 +89,7 @@ class FullStreaming {
     cudaEvent_t cache_filled, cache_freed, weights_filled, weights_freed, rows;
   };
 
-  // [K, V][sequence][head][token]; a sequence begins where the library's does, and ends with the token that the step makes.
+  // [K, V][sequence][head][token]. A sequence begins where the library's does, and ends with the token that the step makes.
   void fill_cache(const OptLayer& layer, int64_t b) {
     const int64_t n_heads = layer.geometry.n_heads;
     for (int64_t i = 0; i < step_.batch; ++i)
@@ -154,7 +154,7 @@ class FullStreaming {
                          cudaMemcpyHostToDevice, to_cache_));
     must(cudaEventRecord(there.cache_filled, to_cache_));
   }
-  // New rows go to the last places of each head, here and on the host.
+  // Writes new rows to the last places of each head, on the device and on the host.
   void compute(int64_t b, const WeightsThere& weights) {
     There& there = there_[n_computed_++ % 2];
     const size_t row = kHeadDim * 2, pitch = static_cast<size_t>(length_) * row, last = pitch - row;

@@ -1,21 +1,25 @@
 // SPDX-License-Identifier: MIT
-// Prefill and decode of a whole model over K and V in host memory, by context length and route: tokens a second, what
-// tandem_plan says, and device memory against its plan.
+// Prefill and decode of a whole model over K and V in host memory, by context length and route: tokens per second, the
+// prediction of tandem_plan, and device memory against its plan.
 //
 //   generate_bench MODULE [lengths [routes [kv_type [chunk [steps [shapes [window [buffer_mib [compute]]]]]]]]]
 //     lists with commas
 //
-// Random weights, in bf16 or f32, of a model's shapes (llama-3-8b), random keys and values that nothing computed up to each
-// length, as rows of HeadInfer's tables 4 and 5. "prefill" appends `chunk` tokens to these, all layers and the head of the
-// last one, and is a speed at that length: not the mean over a prompt. "decode" is the median of `steps`, from token to
-// token. A chunk, and a step whose logits are compared with those of route "host", go before what is timed: with f32 they
-// agree to 1e-4 of their length, while in bf16 roundings that fall otherwise grow over the layers to some hundredths,
-// whatever the route. "planned" is in parts of what they took: tandem_plan's time for each layer and what chunk and step
-// take where nothing is outside the window, measured in the same run. "parts" are of the last layer in a step, in ms: what
-// the CPU and the bus are planned to take, and, behind the stroke, took, as a mean over layers. A route may be
-// "host+stream@0.6", with the share that crosses the bus. Memory: what the device counts from before a session to
-// after its calls, beside tandem_plan_memory() and what the driver takes for page tables of what the session's calls have
-// pinned, which is no session's: the next one finds it.
+// The model has the shapes of `shapes` (llama-3-8b) and random weights, in bf16 or f32. Up to each length it has random keys
+// and values that no pass computed, as rows of HeadInfer's tables 4 and 5.
+//
+// "prefill" appends `chunk` tokens to these, through all layers and the head of the last one. It is the speed at that
+// length, not the mean over a prompt. "decode" is the median of `steps`, from token to token. An untimed chunk, and an
+// untimed step whose logits are compared with those of route "host", run first. With f32 the logits agree to 1e-4 of their
+// length. In bf16 different roundings grow over the layers to some hundredths, on any route.
+//
+// "planned" is relative to the measured time: tandem_plan's time for each layer plus the time of a chunk and a step with
+// nothing outside the window, measured in the same run. "parts" are ms of the last layer in a step: the planned times of the
+// CPU and the bus and, behind the stroke, the measured ones, as a mean over layers. A route may be "host+stream@0.6", with
+// the share that crosses the bus.
+//
+// Memory: the device's count from before a session to after its calls, beside tandem_plan_memory() and the driver's page
+// tables for memory that the session's calls have pinned. These do not belong to the session: the next session finds them.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -90,7 +94,7 @@ class Bench {
     *seconds = 1e-3 * ms_since(begin);
     return {};
   }
-  // Every route once, so that the device has all its code; then the time of a step that finds all keys in its window.
+  // Runs every route once, so that the device has loaded all its code. Then times a step that finds all keys in its window.
   Failure warm() {
     double ignored = 0;
     const int64_t window = wanted_.policy.window_tokens;
@@ -170,7 +174,7 @@ class Bench {
     }
     return {};
   }
-  // Of b's length.
+  // Relative to b's length.
   static double distance(const std::vector<float>& a, const std::vector<float>& b) {
     double difference = 0, size = 0;
     for (size_t i = 0; i < a.size(); ++i) {
@@ -184,8 +188,9 @@ class Bench {
     return runtime_->device_memory(wanted_.policy, 1, &report) ? DeviceMemoryReport{} : report;
   }
   double most_distance() const { return runtime_->options().compute == 1 ? 1e-4 : 0.05; }
-  // A step is what it takes where nothing is outside the window, and what each layer's keys take from when its queries are
-  // there: tandem_plan knows what the bus brings before, as the steps behind have shown. by_bus: share of these keys.
+  // A step takes the time that it takes with nothing outside the window, plus the time that each layer's other keys take
+  // once its queries are there. tandem_plan knows from earlier steps what the bus brings before that. by_bus: share of these
+  // keys that crosses the bus.
   Failure planned_ms(int64_t n_queries, double* ms, double* by_bus, tandem_route_plan* made) {
     *ms = 0;
     for (int32_t l = 0; l < runtime_->config().n_layers; ++l) {
@@ -234,8 +239,8 @@ class Bench {
   Runtime* runtime_;
   const Wanted& wanted_;
   Context at_;
-  PolicyOptions policy_;                    // of its session
-  double base_ms_ = 0, base_chunk_ms_ = 0;  // of a step and of a chunk that find all keys in the window
+  PolicyOptions policy_;                    // policy of the session in at_
+  double base_ms_ = 0, base_chunk_ms_ = 0;  // time of a step and of a chunk that find all keys in the window
 };
 
 Failure run(int argc, char** argv) {

@@ -4,9 +4,9 @@
 
 usage: generate_rivals.py [contexts [steps]]     contexts with commas
 
-Random bf16 weights, keys and values all on the device, from token to token: a graph is replayed and the next token read.
+Random bf16 weights, keys and values, all on the device. A step goes from token to token: replay a graph, read the next token.
   transformers   LlamaForCausalLM with a static cache, which it attends under a mask
-  sdpa-flash, sdpa-cudnn   the same layers in plain PyTorch, attention over exactly the keys that are there
+  sdpa-flash, sdpa-cudnn   the same layers in plain PyTorch, with attention over exactly the existing keys
 """
 
 import statistics
@@ -22,7 +22,7 @@ ROOM = 64
 
 
 def measure(name, context, steps, step):
-    """step() takes the token of `token` to the next one and returns (token, logits), tensors that stay where they are."""
+    """step() maps the token in `token` to the next one and returns (token, logits), tensors that keep their addresses."""
     torch.cuda.synchronize()
     with torch.cuda.stream(torch.cuda.Stream()), torch.no_grad():
         for _ in range(3):

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: MIT
-// Decode steps of policy "hgca" with a window on the device, replayed as a graph: microseconds a layer.
+// Decode steps of policy "hgca" with a window on the device, replayed as a graph: microseconds per layer.
 //
 //   hgca_bench MODULE [threads [windows [lengths [batches [shares]]]]]     lists with commas; shares in percent
 //   hgca_bench MODULE grid [threads [windows [offloaded [batches [shares]]]]]
 //
-// beta is searched so that the wanted share of the host's keys is kept of random ones, after an append of 16 queries has
-// judged them all. Beside each figure, of the same run: the 99th percentile of the steps, evictions and refreshes among
-// them; dense attention with everything on the device; K and V of all tokens once over the bus, from pinned memory. Before
-// it is timed, an output is compared with that of the CPU for the same selection, which must be the same but for rounding.
+// The bench searches the beta with which the wanted share of the host's random keys is kept, after an append of 16 queries
+// has judged them all. The same run also gives: the 99th percentile of the steps, evictions and refreshes included; dense
+// attention with all keys on the device; K and V of all tokens once over the bus, from pinned memory. Before timing, an
+// output is compared with that of the CPU for the same selection. Both must be equal except for rounding.
 //
-// The grid is that of HGCA's paper (figure 10): keys that stay on the device, keys that do not, sequences; how many times
-// faster a step is than bringing the keys that are not there over the bus, and the step. Its sequences are forks of one, so
-// that filling the store takes no time; what steps read of the host's keys each has for itself.
+// The grid is that of HGCA's paper (figure 10): keys on the device, keys elsewhere, sequences. Prints the time for bringing
+// the other keys over the bus divided by the time of a step, and the step's time. Its sequences are forks of one, so filling
+// the store takes no time. Each sequence still has its own copies of the host's keys that steps read.
 #include "cuda/hybrid_case.h"
 
 using namespace tandem::test;
@@ -20,7 +20,7 @@ namespace {
 
 constexpr int kSteps = 400, kGridSteps = 30;
 constexpr int64_t kAppend = 16;
-constexpr double kRounding = 1.0 / 256;  // of bf16 outputs
+constexpr double kRounding = 1.0 / 256;  // rounding of bf16 outputs
 
 tandem_session_options options_of(const char* policy, int64_t window, float beta) {
   tandem_session_options options = TANDEM_SESSION_OPTIONS_INIT;
@@ -31,7 +31,7 @@ tandem_session_options options_of(const char* policy, int64_t window, float beta
   return options;
 }
 
-// The last tokens' queries again: everything outside the window is judged.
+// Attends the last tokens' queries again, so that all keys outside the window are judged.
 void judge(HybridSession& session, int32_t n_layers) {
   Call call(kAppend * session.on.batch, 70);
   session.q_lens.assign(session.on.sequences.size(), kAppend);
@@ -39,7 +39,7 @@ void judge(HybridSession& session, int32_t n_layers) {
   session.wait();
   session.q_lens.assign(session.on.sequences.size(), 1);
   int64_t n = 0;
-  for (int32_t l = 0; l < n_layers; ++l)  // who asks for a selection has the keys judged
+  for (int32_t l = 0; l < n_layers; ++l)  // asking for a selection has the keys judged
     for (const int64_t id : session.on.sequences)
       TANDEM(tandem_session_selection, nullptr, nullptr, 0, &n, session.session, id, l, 0, 0);
 }
@@ -60,7 +60,7 @@ float find_beta(const HybridCache& cache, int64_t window, double share) {
   return std::sqrt(low * high);
 }
 
-// Microseconds a layer of each step.
+// Returns microseconds per layer of each step.
 std::vector<double> time_steps(HybridSession& session, const Call& call, int n_steps) {
   std::vector<double> times;
   for (int i = 0; i < n_steps; ++i) {
@@ -102,7 +102,7 @@ struct Figures {
   double share = 0.0, step = 0.0, p99 = 0.0, host_part = 0.0, error = 0.0;
 };
 
-// Without new keys, after the same judgement: the call's output beside that of a session which the CPU has judged.
+// Compares the call's output with that of a session that the CPU has judged, without new keys, after the same judgement.
 double check(HybridSession& session, Call& call, int64_t window, float beta) {
   const HybridCache& cache = session.on;
   session.attend(0, call.device_view, false, true);
@@ -158,7 +158,7 @@ void print_lines(tandem_engine* engine, int argc, char** argv) {
     }
 }
 
-// Lines of the table: window and batch; columns: keys that are offloaded.
+// Rows of the table: window and batch; columns: offloaded keys.
 void print_grid(tandem_engine* engine, int argc, char** argv) {
   const std::vector<int64_t> windows = numbers_of(argc > 1 ? argv[1] : "1024,4096,16384"),
                              offloaded = numbers_of(argc > 2 ? argv[2] : "4096,16384,65536,131072"),

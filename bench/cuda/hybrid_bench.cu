@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: MIT
-// Decode with the newest tokens on the device and the rest in host memory, through the C ABI: microseconds a call.
+// Decode with the newest tokens on the device and the rest in host memory, through the C ABI: microseconds per call.
 //
 //   hybrid_bench MODULE [threads [lengths [batches [streaming]]]]     lists with commas
 //
 // streaming: 0, or n: every n-th KV head streams, and is compared with the CPU under the same options.
-// One layer shape of 32 query heads and 8 KV heads of 128 dims in bf16, window 4,096; one query a sequence. Layers are as
-// many as it takes for K and V to be many times the cache of the last level, and calls go through them in turn. Beside each
-// figure: the same with all layers replayed as a graph in planned steps; what the CPU's part took inside the calls, and how
-// much longer the calls were; the same keys attended by the CPU alone (host tensors, window and all), and the calls against
-// its share of keys outside the window. Before a length is timed, an output is compared with that of the CPU alone.
+// One layer shape of 32 query heads and 8 KV heads of 128 dims in bf16, window 4,096, one query per sequence. There are
+// enough layers for K and V to be many times the last-level cache, and calls go through them in turn. Also printed: the time
+// with all layers replayed as a graph in planned steps; the time of the CPU's part inside the calls, and the calls' time
+// relative to it; the time of the CPU alone over the same keys (host tensors, window included), and the calls' time relative
+// to its share of keys outside the window. Before a length is timed, an output is compared with that of the CPU alone.
 #include "cuda/hybrid_case.h"
 
 using namespace tandem::test;
@@ -19,7 +19,7 @@ constexpr int64_t kWindow = 4096;
 constexpr int64_t kLeastBytes = int64_t{2500} << 20;
 constexpr int kRounds = 9;
 
-// The same query without new keys, on both: bf16 outputs, so a few roundings apart.
+// Compares the same query without new keys on both. Outputs are bf16, so they differ by a few roundings.
 double check(HybridSession& session, Call& call) {
   session.attend(0, call.device_view, false, true);
   session.wait();
@@ -65,7 +65,7 @@ void measure(tandem_engine* engine, int64_t length, int64_t batch, int64_t strea
                      static_cast<double>(after.n_host_parts - before.n_host_parts));
     replayed.push_back(step());
     alone.push_back(pass(call.host_view, false));
-    pass(call.device_view, true);  // takes over what the CPU has appended
+    pass(call.device_view, true);  // takes over the rows that the CPU has appended
   }
   const double share = length > kWindow ? static_cast<double>(length - kWindow) / static_cast<double>(length) : 0.0;
   const double host = part.empty() ? 0.0 : median(part);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What benches of streamed keys compare with: the bus, and keys that are copied a layer at a time.
+// Baselines for benches of streamed keys: the bus, and keys that are copied a layer at a time.
 #pragma once
 
 #include "cuda/hybrid_case.h"
@@ -8,12 +8,12 @@
 
 namespace tandem::test {
 
-// Registered memory of the bench's own.
+// Pinned memory of the bench.
 struct Pinned {
   std::byte* host = nullptr;
   explicit Pinned(int64_t bytes) {
     must(cudaMallocHost(&host, static_cast<size_t>(bytes)));
-    // Zeros would take less power, and so less time to multiply.
+    // Multiplying zeros would take less power, and so less time.
     const std::vector<__nv_bfloat16> rows = random_rows(std::min<int64_t>(bytes, int64_t{8} << 20) / 2, 5);
     const auto n = static_cast<int64_t>(rows.size()) * 2;
     for (int64_t at = 0; at < bytes; at += n)
@@ -23,7 +23,7 @@ struct Pinned {
   ~Pinned() { cudaFreeHost(host); }
 };
 
-// Bytes per microsecond.
+// Returns bytes per microsecond.
 inline double time_bus(const Pinned& from, int64_t bytes, std::byte* to) {
   constexpr int64_t kPiece = int64_t{64} << 20;
   std::vector<double> times;
@@ -38,7 +38,7 @@ inline double time_bus(const Pinned& from, int64_t bytes, std::byte* to) {
   return static_cast<double>(bytes) / median(times);
 }
 
-// The whole layer to the device, and attention over it in one call of the module's kernels: what is simple.
+// The simple way: copies the whole layer to the device and attends it in one call of the module's kernels.
 class LayerRival {
  public:
   LayerRival(const OpenDevice& device, int64_t length, int64_t n_queries) : device_(device), from_(length * kTokenBytes) {
@@ -86,7 +86,7 @@ class LayerRival {
   }
   const Pinned& from() const { return from_; }
   std::byte* keys() const { return keys_; }
-  // One layer after the other: the copy, then attention.
+  // Runs layers one after the other: first the copy, then attention.
   double time_copied(int64_t bytes, int n_rounds) {
     return time(n_rounds, [&] {
       must(cudaMemcpyAsync(keys_, from_.host, static_cast<size_t>(bytes), cudaMemcpyHostToDevice));
@@ -96,8 +96,8 @@ class LayerRival {
   double time_resident(int n_rounds) {
     return time(n_rounds, [&] { attend(nullptr); });
   }
-  // A layer of many of which two have room on the device: the next one is copied while this one is attended. The second
-  // place is attended as if it were the first, whose keys are the same.
+  // The device has room for two layers of many: the next one is copied while this one is attended. Both have the same keys,
+  // so always the first place is attended.
   double time_two_layers(int64_t bytes, int n_rounds) {
     constexpr int kLayers = 4;
     std::byte* other = nullptr;

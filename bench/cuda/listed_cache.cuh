@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What the benches of named keys share: the layer of a model with an indexer of its own, 64 query heads and 4 KV heads of
-// 128 dims in bf16, and a sequence of random keys in host memory.
+// Shared by the benches of named keys: a layer of a model with its own indexer, 64 query heads and 4 KV heads of 128 dims in
+// bf16, and a sequence of random keys in host memory.
 #pragma once
 
 #include "cuda/hybrid_case.h"

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: MIT
-// Long appends whose queries name keys, most of them in host memory, through the C ABI: milliseconds a call, beside dense
-// appends over as many keys as the union of the named units has, which are streamed and attended by every query.
+// Long appends whose queries name keys, most of them in host memory, through the C ABI: milliseconds per call. Compared with
+// dense appends over as many keys as the union of the named units has. These are streamed, and every query attends them.
 //
 //   long_selection_bench MODULE [threads [keys [queries]]]
 //
-// A layer of 64 query heads and 4 KV heads of 128 dims in bf16; each query names 16 blocks of 128 tokens for each KV head,
-// its own among them; indices are in device memory; window 4,096; route "stream". Cases: random blocks, where the union is
-// all there are, and clustered ones, where 64 queries in a row have 14 blocks in common and all queries draw from 256.
-// Rounds of both take turns, in layers of their own that are longer by a call each. Before that, the last query's answer is
-// compared with that of the CPU.
+// A layer of 64 query heads and 4 KV heads of 128 dims in bf16. Each query names 16 blocks of 128 tokens for each KV head,
+// its own block included. Indices are in device memory; window 4,096; route "stream". Cases: random blocks, whose union is
+// all blocks, and clustered blocks, where 64 consecutive queries share 14 blocks and all queries draw from 256. Rounds of
+// both sides take turns, each in its own layer, which grows by a call each time. Before that, the last query's answer is
+// compared with the CPU's.
 #include "listed_cache.cuh"
 
 using namespace tandem::test;
@@ -29,7 +29,7 @@ struct Side : ListedCache {
     TANDEM(tandem_session_create, &session, cache, &options);
   }
   ~Side() { tandem_session_release(session); }
-  // Milliseconds. selection: null, or of the call.
+  // Appends and returns milliseconds. selection: null, or that of the call.
   double append(const tandem_tensor* views, int64_t n, const tandem_selection* selection, cudaStream_t stream) {
     const auto begin = Clock::now();
     tandem_attend_args args = TANDEM_ATTEND_ARGS_INIT;
@@ -54,7 +54,7 @@ struct Side : ListedCache {
   }
 };
 
-// Rows of indices for queries from token `first` on, and how many units their union has.
+// Draws rows of indices for queries from token `first` on. *n_union gets the number of units in their union.
 std::vector<int32_t> draw(int64_t first, int64_t n, bool is_clustered, uint64_t seed, int64_t* n_union) {
   std::mt19937_64 bits(seed);
   const auto below = [&](int64_t end) { return static_cast<int32_t>(bits() % static_cast<uint64_t>(end)); };
@@ -119,7 +119,7 @@ struct Indices {
   ~Indices() { cudaFree(data); }
 };
 
-// The last query's answer beside the CPU's, which asks for the same keys from host tensors.
+// Compares the last query's answer with the CPU's, for the same keys from host tensors.
 double check(Side& side, const Tensors& call, const std::vector<int32_t>& idx) {
   std::vector<__nv_bfloat16> q(kQueryHeads * kDim), o(q.size()), wanted(q.size());
   const int64_t last = (call.n - 1) * kQueryHeads * kDim * 2, one = 1;

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
-// A call with single queries of some sequences and an append to another one, beside two calls that do the same one after the
-// other: microseconds, through the C ABI, interleaved.
+// A call with single queries of some sequences and an append to another one, compared with two calls that do the same one
+// after the other: microseconds, through the C ABI, interleaved.
 //
 //   mixed_bench MODULE [threads [lengths [decodes [appended [window]]]]]     lists with commas
 //
-// One layer of 32 query heads and 8 KV heads of 128 dims in bf16. Sequences have `length` tokens when a call begins; tokens
-// are truncated away after it, outside the time. The mixed call has the single queries first. Its outputs are compared with
-// those of the two calls, before times are printed.
+// One layer of 32 query heads and 8 KV heads of 128 dims in bf16. Sequences have `length` tokens when a call begins. New
+// tokens are truncated away after it, untimed. The mixed call has the single queries first. Before times are printed, its
+// outputs are compared with those of the two calls.
 #include <cstdio>
 
 #include "cuda/hybrid_case.h"
@@ -26,7 +26,7 @@ struct Batch {
   Batch(const HybridCache& on, const tandem_session_options& options, int64_t appended)
       : cache(on), session(on, options), call(on.batch - 1 + appended), n_decodes(on.batch - 1), n_appended(appended) {}
 
-  // Sequences [first, first + n), with rows from first on.
+  // Attends sequences [first, first + n), with rows from `first` on.
   void attend(int64_t first, int64_t n) const {
     std::vector<int64_t> q_lens(static_cast<size_t>(n), 1);
     if (first + n == cache.batch) q_lens.back() = n_appended;

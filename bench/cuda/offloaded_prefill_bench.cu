@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: MIT
-// A prompt under a file of head patterns, with K and V in host memory and with all of them on the device, through the C ABI.
+// A prompt under a file of head patterns, with K and V in host memory and with K and V on the device, through the C ABI.
 //
 //   offloaded_prefill_bench MODULE PATTERNS [threads [layers [tokens [chunks [window]]]]]     chunks: a list with commas
 //
-// PATTERNS is a file for 32 query heads (docs/patterns.md). Of its layers, `layers` (4) are taken at equal distances; each
-// has 8 KV heads of 128 dims in bf16. A prompt of `tokens` (131,072) comes in calls of `chunk` (131,072 and 8,192) queries,
-// layer after layer, as a model makes them. A prompt's time ends when its last output is there. Medians of three, after one
-// that is not timed; the contestants take turns:
+// PATTERNS is a file for 32 query heads (docs/patterns.md). The bench takes `layers` (4) of its layers at equal distances.
+// Each has 8 KV heads of 128 dims in bf16. A prompt of `tokens` (131,072) comes in calls of `chunk` (131,072 and 8,192)
+// queries, layer after layer, as from a model. A prompt's time ends with its last output. Prints medians of three, after an
+// untimed one. The contestants take turns:
 //
 //   resident    the window has all keys
 //   offloaded   the window has `window` (4,096) tokens
 //   dense       policy "all" with such a window: keys outside it are streamed
 //
-// A line of JSON for each chunk: milliseconds, and bytes of K and V that crossed the bus to the device. Before that, the
-// last layer's last block of queries is compared: offloaded with resident, and with what the CPU makes of the same queries.
+// A line of JSON for each chunk: milliseconds, and the bytes of K and V that crossed the bus to the device. Before that, the
+// last layer's last block of queries is compared: offloaded with resident, and with the CPU's output for the same queries.
 #include "cuda/hybrid_case.h"
 
 using namespace tandem::test;
@@ -24,13 +24,13 @@ constexpr int64_t kBlock = TANDEM_PATTERN_BLOCK;
 constexpr int kPrompts = 3;
 
 struct Settings {
-  std::vector<tandem_head_pattern> heads;  // of the layers
+  std::vector<tandem_head_pattern> heads;  // patterns of the layers that are used
   int32_t n_layers = 4;
   int64_t n_tokens = 131072, window = 4096;
   const char* card = "";
 };
 
-// Of n_layers layers of the file.
+// Reads the patterns of n_layers layers of the file.
 std::vector<tandem_head_pattern> read_heads(const char* file, int32_t n_layers) {
   int64_t n_heads = 0, n_in_file = 0;
   const tandem_head_pattern empty = TANDEM_HEAD_PATTERN_INIT;
@@ -59,7 +59,7 @@ class Contestant {
   Contestant(const HybridCache& cache, const tandem_session_options& options, int64_t n_tokens)
       : session_(cache, options), n_tokens_(n_tokens) {}
 
-  // Milliseconds. call: the rows of all chunks. Counts the bytes that have crossed the bus.
+  // Returns milliseconds. call: the rows that every chunk uses. Counts the bytes that cross the bus.
   double prompt(const Call& call) {
     TANDEM(tandem_sequence_truncate, session_.on.cache, session_.on.sequences[0], 0);
     session_.wait();
@@ -72,7 +72,7 @@ class Contestant {
     n_bytes = bytes() - before;
     return ms;
   }
-  // The last layer's last block once more, on the host.
+  // Attends the last layer's last block again, on the host.
   void check(Call& call) {
     TANDEM(tandem_sequence_truncate, session_.on.cache, session_.on.sequences[0], n_tokens_ - kBlock);
     session_.q_lens[0] = kBlock;
@@ -122,7 +122,7 @@ bool measure(tandem_engine* engine, int64_t chunk, const Settings& settings) {
   dense.prompt(call);
   for (int i = 0; i < kPrompts; ++i)
     for (Contestant* each : {&resident, &offloaded, &dense}) each->ms.push_back(each->prompt(call));
-  const bool is_right = error < 1e-3 && cpu_error < 1e-2;  // NaN is not
+  const bool is_right = error < 1e-3 && cpu_error < 1e-2;  // false for NaN
   const double resident_ms = median(resident.ms), offloaded_ms = median(offloaded.ms);
   std::printf(
       "{\"tokens\": %lld, \"chunk\": %lld, \"layers\": %d, \"window\": %lld, \"card\": \"%s\", \"resident_ms\": %.2f, "

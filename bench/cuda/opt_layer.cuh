@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Attention layers of OPT-6.7B and OPT-13B (32 and 40 heads of 128, hidden states of 4,096 and 5,120; layer norm, biases, no
-// RoPE) in f16, with K and V made by kernels of the benches' own, in double precision, of random hidden states and weights.
+// RoPE) in f16. The benches' own kernels make K and V in double precision, from random hidden states and weights.
 #pragma once
 
 #include <cuda_fp16.h>
@@ -11,7 +11,7 @@
 namespace tandem::test {
 
 inline constexpr int32_t kHeadDim = 128;
-inline constexpr int64_t kUniqueTokens = 1024;  // sequences begin at different ones of them
+inline constexpr int64_t kUniqueTokens = 1024;  // sequences begin at different tokens among these
 inline constexpr float kEps = 1e-5f;
 inline int64_t first_token(int64_t sequence) { return sequence * 37 % kUniqueTokens; }
 
@@ -43,7 +43,7 @@ struct OnDevice {
   ~OnDevice() { cudaFree(data); }
 };
 
-// Rows normalised in double precision and rounded to f16, as the projection says; a thread has a row.
+// Normalises rows in double precision and rounds them to f16, as the projection does. A thread has a row.
 static __global__ void normalise(const __half* x, __half* to, int hidden, int n_rows) {
   const int row = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
   if (row >= n_rows) return;
@@ -73,13 +73,13 @@ static __global__ void project(const __half* x, const __half* w, const float* b,
   y[int64_t{row} * n_out + j] = __double2half(sum);
 }
 
-// A layer, and K and V of kUniqueTokens hidden states twice over, so that any that follow each other are side by side.
+// A layer, and K and V of kUniqueTokens hidden states, stored twice, so that any consecutive ones are contiguous.
 struct OptLayer {
   const Geometry& geometry;
   std::vector<__half> w_k, w_v, x, k, v;
   std::vector<float> b;
 
-  // x_type: which of the hidden states can be told apart.
+  // x_type: hidden states are rounded to this type.
   explicit OptLayer(const Geometry& of, int32_t x_type = TANDEM_F16) : geometry(of) {
     const int64_t n_out = int64_t{of.n_heads} * kHeadDim, hidden = of.hidden;
     const float size = 1.0f / std::sqrt(static_cast<float>(hidden));
@@ -116,7 +116,7 @@ struct OptLayer {
   }
 };
 
-// But for W_K and W_V.
+// Everything but W_K and W_V.
 inline tandem_layer_projection projection_of(const OptLayer& layer) {
   tandem_layer_projection projection = TANDEM_LAYER_PROJECTION_INIT;
   projection.hidden_dim = layer.geometry.hidden;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What is around the attention of a decoder layer of OPT's shapes, in f16, for batches of one new token a sequence: layer
-// norms without weights, the products q, k, v, o, a ReLU between two more, residuals. K and V get biases; the rest has none.
+// The parts of a decoder layer of OPT's shapes around attention, in f16, for batches with one new token per sequence: layer
+// norms without weights, the products q, k, v and o, two more with a ReLU between them, residuals. Only K and V have biases.
 #pragma once
 
 #include <memory>
@@ -10,7 +10,7 @@
 
 namespace tandem::test {
 
-// A block of threads has a row; sums in f32.
+// A block of threads has a row. Sums are in f32.
 static __global__ void norm_rows(const __half* x, __half* to, int hidden) {
   __shared__ float shared[2];
   const __half* row = x + int64_t{blockIdx.x} * hidden;
@@ -43,12 +43,12 @@ static __global__ void relu(__half* y, int64_t n) {
   if (i < n && __half2float(y[i]) < 0.0f) y[i] = __float2half(0.0f);
 }
 
-// Of a layer, wherever they are just now: W_K, W_V, W_Q and W_O, and the two of the MLP. [n_out, n_in] each.
+// Current addresses of a layer's weights: W_K, W_V, W_Q with W_O, and the two of the MLP. [n_out, n_in] each.
 struct WeightsThere {
   const __half *k = nullptr, *v = nullptr, *qo = nullptr, *mlp = nullptr;
 };
 
-// Rows of all batches, and of the batch that is at work.
+// Rows of all batches, and work rows of the current batch.
 class OptStep {
  public:
   const Geometry& geometry;
@@ -127,7 +127,7 @@ class OptStep {
   std::unique_ptr<generate::CublasProducts> products_;
 };
 
-// The numbers of one layer, for all of them: what crosses the bus is not looked at before it is there.
+// The weights of one layer, which all layers share.
 struct HostWeights {
   std::vector<__half> qo, mlp;
 

@@ -1,28 +1,27 @@
 // SPDX-License-Identifier: MIT
-// A prompt under policy "patterns" over keys that the window has, through the C ABI: milliseconds of one layer.
+// A prompt under policy "patterns" over keys in the window, through the C ABI: milliseconds of one layer.
 //
 //   patterned_prefill_bench MODULE [threads [lengths [patterns [queries [runs]]]]]     lists with commas
 //
-// A layer of 32 query heads and 8 KV heads of 128 dims in bf16. One call, not planned, appends `queries` tokens, the last of
-// which is a sequence's length-th; queries = 0 (the default) is a prompt from its first token on. All heads have the pattern
+// A layer of 32 query heads and 8 KV heads of 128 dims in bf16. One unplanned call appends `queries` tokens, after which the
+// sequence has `length` tokens; queries = 0 (the default) is a prompt from its first token on. All heads have the pattern
 //
 //   a-SINKS-WINDOW      v-COLUMNS-DIAGONALS      b-BLOCKS
 //
-// or with half- before it every second KV head has it and the others attend all keys, as in files of DuoAttention. A call
-// ends when its output is there. Medians of three calls, or one call from 1,000,000 keys on, after one that is not timed,
-// beside those of the same calls under policy "all". A line of JSON for each length and pattern:
+// If half- precedes the pattern, every second KV head has it and the others attend all keys, as in files of DuoAttention. A
+// call ends with its output. Prints medians of three calls, or one call from 1,000,000 keys on, after an untimed one, beside
+// those of the same calls under policy "all". A line of JSON for each length and pattern:
 //
-//   speedup    how much faster than policy "all"
+//   speedup    over policy "all"
 //   allowed    pairs of a query and a key under policy "all", divided by the pairs that heads attend
-//   in_tiles   the same, where a block of 128 queries attends tiles of 128 keys, as kernels do. Heads that choose their keys
-//              count with as many as a block has on average, so that this is up to 15 % too high for them
+//   in_tiles   the same, where a block of 128 queries attends tiles of 128 keys, as in kernels. Heads that choose their keys
+//              count with a block's average number, so this is up to 15 % too high for them
 //
-// Queries and keys are noise (seeds 1 to 5), so that diagonals with large weights are scattered. With `runs` logits rise
-// where query and key are nearly a multiple of 4,096 tokens apart, and diagonals with large weights come in runs of 64 and
-// more.
+// Queries and keys are noise (seeds 1 to 5), so diagonals with large weights are scattered. With `runs` logits rise where
+// query and key are nearly a multiple of 4,096 tokens apart. Diagonals with large weights then come in runs of 64 and more.
 //
-// Before that, the output of the call's last block of queries is compared with what the CPU makes of the same queries. So
-// `queries` is a multiple of a block.
+// Before that, the output of the call's last block of queries is compared with the CPU's for the same queries. So `queries`
+// must be a multiple of a block.
 #include "timed_append.h"
 
 using namespace tandem::test;
@@ -32,8 +31,9 @@ namespace {
 constexpr int64_t kBlock = TANDEM_PATTERN_BLOCK, kRoom = 64, kTile = 128;
 constexpr int kCalls = 3;
 
-// Replaces the first 32 numbers of each row by cosines and sines of the row's token: their product is a sum of cosines of
-// the distance between query and key, which is largest at multiples of 4,096 and falls to nothing within some 130 tokens.
+// Replaces the first 32 numbers of each row by cosines and sines of the row's token. The product of two such rows is a sum
+// of cosines of the distance between query and key. It is largest at multiples of 4,096 and falls to nothing within some 130
+// tokens.
 void add_runs(std::vector<__nv_bfloat16>* rows, int32_t n_heads, int64_t first_token) {
   constexpr int kFrequencies = 16, kPeriod = 4096;
   constexpr double kSize = 2.5;
@@ -86,7 +86,8 @@ struct Shape {
       if (!is_half || h / (kQHeads / kKvHeads) % 2 == 0) heads[h] = head;
     return heads;
   }
-  // Pairs of policy "all" over those of kernel tiles. keys: that a block attends on average, by the pairs that were counted.
+  // Returns pairs of policy "all" divided by those of kernel tiles. keys: what a block attends on average, by the counted
+  // pairs.
   double allowed_in_tiles(int64_t first, int64_t end, double keys) const {
     double narrow = 0.0, all = 0.0;
     const auto tiles = [](double n) { return std::ceil(n / static_cast<double>(kTile)); };
@@ -105,7 +106,7 @@ struct Shape {
 
 struct Settings {
   std::vector<std::string> patterns;
-  int64_t n_queries = 0;  // 0: all of a prompt
+  int64_t n_queries = 0;  // 0: the whole prompt
   bool has_runs = false;
   const char* card = "";
 };
@@ -139,10 +140,10 @@ bool measure(tandem_engine* engine, int64_t length, const Settings& settings) {
     const double us = append.us(n_calls);
     const tandem_session_stats stats = append.stats();
     const auto n_pairs = static_cast<double>(stats.pattern_pairs), n_dense = static_cast<double>(stats.pattern_dense_pairs);
-    const double n_own = static_cast<double>(kBlock + 1) / 2;  // of the block's keys, on average
+    const double n_own = static_cast<double>(kBlock + 1) / 2;  // keys of the block itself, on average
     const double keys = n_pairs / static_cast<double>((n_calls + 1) * n_queries * kQHeads) - n_own;
     const double error = append.error();
-    const bool is_right = error < 1e-2;  // NaN is not
+    const bool is_right = error < 1e-2;  // false for NaN
     std::printf(
         "{\"pattern\": \"%s\", \"tokens\": %lld, \"queries\": %lld, \"diagonals\": \"%s\", \"card\": \"%s\", \"ms\": %.3f, "
         "\"dense_ms\": %.3f, "

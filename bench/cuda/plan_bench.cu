@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: MIT
-// Decode over keys in host memory, by route: milliseconds a layer, through the C ABI.
+// Decode over keys in host memory, by route: milliseconds per layer, through the C ABI.
 //
 //   plan_bench MODULE [threads [lengths [bytes [fractions]]]]     lists with commas; bytes of keys in all, in MiB
 //
-// Layers of 32 query heads and 8 KV heads of 128 dims in bf16; all but a window of 512 tokens is on the host. Calls go round
-// several layers that together are `bytes` at least, and routes take turns, so that no cache of the CPU has what the next
-// call reads; a length whose layers are less is marked warm. Each call appends a token and ends before the next begins; the
-// tokens are truncated away after each round, outside the time. Beside the routes, in the same run and on the same memory:
-// the CPU reading alone, the bus copying alone, and both at once, whose sum is the bound of whoever uses both.
+// Layers of 32 query heads and 8 KV heads of 128 dims in bf16; all keys but a window of 512 tokens are on the host. Calls
+// rotate over several layers that together have at least `bytes`, and routes take turns, so that no CPU cache has the data
+// of the next call. A length whose layers have less is marked warm. Each call appends a token and ends before the next one
+// begins. The tokens are truncated away after each round, untimed. In the same run and on the same memory the bench also
+// measures the CPU reading alone, the bus copying alone, and both at once. The sum of both is the bound for any route that
+// uses both.
 //
 // First, each route's output is compared with attention in double precision over the same keys.
 #include <algorithm>
@@ -39,12 +40,11 @@ tandem_session_options options_of(const RouteCase& one) {
   return options;
 }
 
-// ---- limits: memory of the bench's own, read and copied as calls would
-// ----------------------------------------------------
+// ---- limits: memory of the bench's own, read and copied as calls would ----
 
 class Limits {
  public:
-  // The first third is for the bus, which needs no more, the rest for the CPU.
+  // The bus uses the first third, which is enough for it. The CPU uses the rest.
   Limits(int64_t bytes, int n_threads) : bytes_(bytes), n_threads_(n_threads) {
     must(cudaMallocHost(&host_, static_cast<size_t>(bytes)));
     must(cudaMalloc(&device_, kPiece));
@@ -58,7 +58,7 @@ class Limits {
     cudaFree(device_);
   }
 
-  // GB/s. Both: while the other is at it.
+  // Return GB/s. both() measures them concurrently.
   double cpu() {
     return read_while([this] { return us_since(begin_) < 30'000.0; });
   }
@@ -82,7 +82,7 @@ class Limits {
  private:
   static constexpr int64_t kPiece = int64_t{16} << 20, kChunk = int64_t{1} << 20;
 
-  // For about so long.
+  // Copies for about this long.
   int64_t copy(double us) {
     const auto begin = Clock::now();
     int64_t n = 0;
@@ -94,7 +94,7 @@ class Limits {
     }
     return n;
   }
-  // GB/s of threads that are at it already and end when somebody says so.
+  // Returns GB/s of threads that already run, until goes_on() returns false.
   template <typename F>
   double read_while(F goes_on) {
     const int64_t first = bytes_ / 3 / kChunk * kChunk, share = (bytes_ - first) / n_threads_ / kChunk * kChunk;
@@ -124,7 +124,7 @@ class Limits {
     for (std::thread& thread : threads) thread.join();
     return rate;
   }
-  // Four rows of lines at a time, each far ahead of its use.
+  // Reads four rows of cache lines at a time, each prefetched far ahead of its use.
   static uint64_t read(const std::byte* data) {
     constexpr int64_t kAhead = 4096, kLine = 64, kRow = kChunk / 4;
     uint64_t sums[8] = {};
@@ -149,10 +149,10 @@ class Limits {
 
 // ---- routes --------------------------------------------------------------------------------------------------------------
 
-// Values of a piece are larger than those of others, so that keys that are left out or count twice show.
+// Pieces have values of different size, so that keys that are left out or counted twice show.
 int exponent_of(int64_t piece) { return static_cast<int>(piece % 5); }
 
-// Over the cache's keys and the call's own, in double precision: [kQHeads, kDim].
+// Attends the cache's keys and the call's own in double precision: [kQHeads, kDim].
 std::vector<double> exact(const Call& call, int64_t length, uint64_t seed) {
   const int64_t n = HybridCache::kPiece, n_pieces = length / n;
   const std::vector<__nv_bfloat16> k = random_rows(n * kKvHeads * kDim, seed),
@@ -196,13 +196,13 @@ void check(const Call& call, const std::vector<double>& wanted, const RouteCase&
   std::exit(1);
 }
 
-// A route in turns with the others: machines are shared, and what one finds fast or slow the next should too.
+// Runs a route in turns with the others, so that all routes see the same speed of a shared machine.
 class Runner {
  public:
   Runner(const HybridCache& cache, const RouteCase& one) : one_(one), session_(cache, options_of(one)) {}
   double ms() const { return median(times_) * 1e-3; }
 
-  // All layers, each when the one before has ended; then in a row.
+  // Runs all layers, each after the previous one has ended; then again in a row.
   void run(const Call& call, const std::vector<double>& wanted, bool counts) {
     for (int32_t l = 0; l < session_.on.n_layers; ++l) {
       must(cudaMemset(call.device[3], 0xff, call.o.size() * 2));
@@ -265,9 +265,10 @@ void measure(tandem_engine* engine, Limits& limits, int64_t length, int64_t leas
   std::vector<Runner*> order;
   for (const auto& runner : runners) order.push_back(runner.get());
   std::minstd_rand random(kSeed);
-  for (int round = -1; round < kRounds; ++round) {  // the first fills windows, pins and measures
+  for (int round = -1; round < kRounds; ++round) {  // the first round fills windows, pins and measures
     for (Runner* const runner : order) runner->run(call, wanted, round >= 0);
-    std::shuffle(order.begin(), order.end(), random);  // what rests in one route's turn is slower at first in the next
+    // A processor that rests during one route is slower at the start of the next one.
+    std::shuffle(order.begin(), order.end(), random);
     double cpu = 0.0, bus = 0.0;
     cpus.push_back(limits.cpu());
     buses.push_back(limits.bus());

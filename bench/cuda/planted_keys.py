@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: MIT
-"""How many keys that stand alone policy "hip" finds on a GPU: keys planted among random ones, which one query head needs.
+"""How many isolated keys policy "hip" finds on a GPU: keys planted among random ones, each needed by one query head.
 
     PYTHONPATH=bindings/python python3 bench/cuda/planted_keys.py MODULE [--lengths A,B] [--presets A,B] [--trials N]
 
-One layer of 32 query heads and 8 KV heads of 128 dims in bf16. Queries and keys are standard normal; in each trial 16 keys,
-each for another query head and far from the others and from sinks and window, are that head's query, scaled so that its logit
-is 30. After one decode call, in which every stage runs, the list of the KV head is read. A line of JSON for each length and
-preset. Needs PyTorch with CUDA.
+One layer of 32 query heads and 8 KV heads of 128 dims in bf16. Queries and keys are standard normal. Each trial plants 16 keys,
+each for another query head and far from the others and from sinks and window. A planted key is the head's query, scaled so that
+its logit is 30. After one decode call, in which every stage runs, the list of the KV head is read. A line of JSON for each
+length and preset. Needs PyTorch with CUDA.
 """
 import argparse
 import json
@@ -17,7 +17,7 @@ import torch
 
 N_Q_HEADS, N_KV_HEADS, DIM = 32, 8, 128
 LOGIT, N_PLANTED, BLOCK = 30.0, 16, 65536
-FIRST, MARGIN = 200, 2048  # tokens that no key is planted in: the longest sinks and window of the presets
+FIRST, MARGIN = 200, 2048  # tokens without planted keys: the longest sinks and window of the presets
 
 
 def places(length: int, rng: random.Random) -> list[int]:
@@ -52,7 +52,7 @@ class Trial:
         return head // (N_Q_HEADS // N_KV_HEADS)
 
     def n_found(self, session: tandem.Session) -> tuple[int, int]:
-        """Of the planted keys, and the longest list of a KV head."""
+        """Returns how many planted keys are found, and the length of the longest list of a KV head."""
         length = self.sequence.length(0)
         row = torch.zeros((1, N_KV_HEADS, DIM), device="cuda").bfloat16()
         session.attend(self.sequence, self.q, row, row, out=torch.empty_like(self.q))

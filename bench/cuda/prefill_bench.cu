@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: MIT
-// Speed of prefill over the window: microseconds a call, and FLOPs over the pairs of query and key that the mask leaves.
+// Speed of prefill over the window: microseconds per call, and FLOPs over unmasked pairs of query and key.
 //
 //   prefill_bench MODULE [types [dims [queries [keys]]]]     lists with commas; types: bf16, q8_0, ..., or
 //                                                            K's and V's: q8_0/q4_0
 //   prefill_bench MODULE tiles [types [dims]]
 //
-// tiles: 4,096 queries of 64 heads over 4 KV heads and 131,072 keys, each with keys of its own (lib/tables/key_list.h),
-// beside the dense call of the same shape. Of 1,024 units of 128 tokens a query names 16 ("random"), 16 of which 64 queries
-// side by side share 14 ("clustered"), every second one ("half"), or all.
+// tiles: 4,096 queries of 64 heads over 4 KV heads and 131,072 keys, each query with its own keys (lib/tables/key_list.h),
+// beside the dense call of the same shape. Of 1,024 units of 128 tokens a query names 16 ("random"), 16 of which 64
+// consecutive queries share 14 ("clustered"), every second one ("half"), or all.
 //
-// 32 query heads and 8 KV heads, queries of bf16 (of f16 over f16) that are the last of the keys, causal. A line is the
+// 32 query heads and 8 KV heads, causal. Queries belong to the last keys and are bf16, or f16 if keys are f16. A line is the
 // median of nine replays of a graph. Each type and dim is first checked against double precision in a small case.
 #include <algorithm>
 #include <cstdio>
@@ -86,7 +86,7 @@ WindowOptions tiles_of(const std::string& type, int dim, WindowSequence sequence
   return options;
 }
 
-// Dense and with tiles in turn, twice.
+// Times the dense call and the call with tiles in turn, twice.
 bool measure_tiles(const OpenDevice& device, const std::string& type, int dim) {
   const WindowSequence sequence = {0, 131072, 4096};
   for (const TileCase& of : kTileCases) {

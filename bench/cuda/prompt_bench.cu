@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: MIT
-// A whole prompt and the first token decoded after it, by policy: milliseconds of a layer, through the C ABI.
+// A whole prompt and the first token decoded after it, by policy: milliseconds per layer, through the C ABI.
 //
 //   prompt_bench MODULE [threads [tokens [call_lens [layers [window]]]]]     lists with commas; call_len 0: one call
 //
-// Layers of 32 query heads and 8 KV heads of 128 dims in bf16, one after the other as in a model, each call through all of
-// them. Policies take turns, with their default route; "all" is the baseline. What is compared before times are printed: the
-// last outputs under "hgca" with those of "all", as a prompt attends every key under both; and the keys that "hgca" has
-// selected with those of a session that finds the prompt but for its last 64 tokens, appended by a session of policy "all".
+// Layers of 32 query heads and 8 KV heads of 128 dims in bf16, one after the other as in a model. Each call goes through all
+// of them. Policies take turns, with their default route; "all" is the baseline. Before times are printed, the last outputs
+// under "hgca" are compared with those of "all", as a prompt attends every key under both. Then the keys that "hgca" has
+// selected are compared with those of another "hgca" session, which appends only the prompt's last 64 tokens. A session of
+// policy "all" has appended the tokens before these.
 #include <algorithm>
 #include <cstdio>
 #include <memory>
@@ -20,14 +21,14 @@ namespace {
 constexpr int kRounds = 3;
 constexpr int64_t kTail = 64;
 
-// Numbers that are nearly normal, with this deviation, from their index.
+// Fills rows with nearly normal numbers of this deviation, computed from their index.
 __global__ void fill_rows(__nv_bfloat16* rows, int64_t n, float deviation, uint64_t seed) {
   const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (i >= n) return;
   uint64_t x = (static_cast<uint64_t>(i) + seed * 0x9E3779B97F4A7C15u) * 0xBF58476D1CE4E5B9u;
   x = (x ^ (x >> 31)) * 0x94D049BB133111EBu;
   x ^= x >> 29;
-  float sum = 0.0f;  // of four uniform numbers
+  float sum = 0.0f;  // sum of four uniform numbers
   for (int part = 0; part < 4; ++part) sum += static_cast<float>(x >> (16 * part) & 0xffff) * 0x1p-16f - 0.5f;
   rows[i] = __float2bfloat16(sum * 1.7320508f * deviation);
 }
@@ -41,7 +42,7 @@ struct Prompt {
     for (int i = 0; i < 4; ++i) {
       const int64_t n_numbers = n * dims(i);
       must(cudaMalloc(&rows[i], static_cast<size_t>(n_numbers) * 2));
-      // Logits of deviation 3, for which each head has a few keys that matter.
+      // Logits have deviation 3, so each head has a few keys that matter.
       fill_rows<<<static_cast<unsigned>((n_numbers + 255) / 256), 256>>>(rows[i], n_numbers, i == 0 ? 3.0f : 1.0f, seed + i);
     }
     must(cudaDeviceSynchronize());
@@ -51,7 +52,7 @@ struct Prompt {
     for (__nv_bfloat16* data : rows) cudaFree(data);
   }
   static int64_t dims(int i) { return int64_t{i % 3 == 0 ? kQHeads : kKvHeads} * kDim; }
-  // Tokens [first, first + n_tokens).
+  // Attends tokens [first, first + n_tokens).
   void attend(HybridSession& session, int64_t first, int64_t n_tokens) const {
     tandem_tensor views[4];
     for (int i = 0; i < 4; ++i)
@@ -95,7 +96,7 @@ struct Terms {
   int32_t n_layers;
 };
 
-// The prompt in calls of call_len, and decodes after it.
+// Runs the prompt in calls of call_len, and decodes after it.
 Run run_once(tandem_engine* engine, const Prompt& prompt, const Prompt& decoded, const char* policy, const Terms& terms) {
   const int64_t call_len = terms.call_len;
   const int32_t n_layers = terms.n_layers;
@@ -124,7 +125,8 @@ Run run_once(tandem_engine* engine, const Prompt& prompt, const Prompt& decoded,
   return run;
 }
 
-// What "hgca" has selected after the whole prompt, and of a prompt that another session has appended but for its tail.
+// Compares the selection of "hgca" after the whole prompt with its selection after another session has appended all but the
+// tail.
 void compare_selections(tandem_engine* engine, const Prompt& prompt, int64_t window) {
   const HybridCache cache(engine, 1, 0, 1);
   HybridSession whole(cache, options_of("hgca", window));

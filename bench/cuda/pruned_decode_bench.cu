@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: MIT
-// Decode and appends under policy "hip" over keys that the window has, through the C ABI: microseconds a layer.
+// Decode and appends under policy "hip" over keys in the window, through the C ABI: microseconds per layer.
 //
 //   pruned_decode_bench MODULE [threads [lengths [presets]]]     lists with commas
 //
-// Layers of 32 query heads and 8 KV heads of 128 dims in bf16, as many as 24 GiB of keys make, at least 4 and at most 16,
-// one after the other in planned steps that a graph replays. Each call appends a row, finds the keys and attends them. Times
-// are the stream's, from the graph's first kernel to its last, divided by the layers. A line of JSON for each length and
-// preset:
+// Layers of 32 query heads and 8 KV heads of 128 dims in bf16, as many as fit 24 GiB of keys, at least 4 and at most 16.
+// They run one after the other in planned steps that a graph replays. Each call appends a row, finds the keys and attends
+// them. Times are the stream's, from the graph's first kernel to its last, divided by the layers. A line of JSON for each
+// length and preset:
 //
-//   all_us      steps in which every stage runs          cached_us   steps in which none does
-//   average_us  of all steps, over 96 tokens             dense_us    the same calls under policy "all"
-//   append_us   one call of 2,048 queries, not planned   dense_append_us
+//   all_us      steps in which every stage runs          cached_us   steps in which no stage runs
+//   average_us  all steps, over 96 tokens                dense_us    the same calls under policy "all"
+//   append_us   one unplanned call of 2,048 queries      dense_append_us   the same call under policy "all"
 //
 // Before a preset is timed, the outputs of a step in which every stage runs, and of an append of 300 queries, are compared
-// with those of the CPU's own search and attention over the host store. Keys repeat every 4,096 tokens, so that chunks have
-// equal scores: the lower ones are kept.
+// with those of the CPU's own search and attention over the host store. Keys repeat every 4,096 tokens, so chunks have equal
+// scores, of which the lower ones are kept.
 #include "cuda/hybrid_case.h"
 
 using namespace tandem::test;
@@ -25,7 +25,7 @@ constexpr int64_t kMostBytes = int64_t{24} << 30, kSteps = 96, kAppended = 2048,
 
 struct Preset {
   std::string name;
-  std::vector<int64_t> intervals;  // of its stages beyond 32K tokens
+  std::vector<int64_t> intervals;  // refresh intervals of its stages for more than 32K tokens
 
   bool runs_all(int64_t step) const { return step % intervals.front() == 0; }
   bool runs_none(int64_t step) const { return step % intervals.back() != 0; }
@@ -45,7 +45,7 @@ void remove_new_tokens(const HybridCache& on) {
   TANDEM(tandem_sequence_reserve, on.cache, on.sequences[0], kAppended + 8);
 }
 
-// Steps of one token each, and appends.
+// Runs steps of one token each, and appends.
 class Steps {
  public:
   Steps(const HybridCache& cache, const tandem_session_options& options)
@@ -57,9 +57,9 @@ class Steps {
     cudaEventDestroy(begin_);
     cudaEventDestroy(end_);
   }
-  // All stages run in the next step.
+  // Removes new tokens, so all stages run in the next step.
   void begin_anew() { remove_new_tokens(session_.on); }
-  // Microseconds a layer.
+  // Returns microseconds per layer.
   double step() {
     const HybridCache& on = session_.on;
     TANDEM(tandem_step_begin, session_.session, on.sequences.data(), session_.q_lens.data(), 1, session_.stream);
@@ -73,7 +73,8 @@ class Steps {
     must(cudaEventElapsedTime(&ms, begin_, end_));
     return 1e3 * ms / on.n_layers;
   }
-  // Of the last layer's output in a step in which every stage runs, and of an append, from the CPU's. NaN is more than any.
+  // Returns the larger distance from the CPU's output in the last layer: of a step in which every stage runs, and of an
+  // append. NaN is larger than any number.
   double error() {
     begin_anew();
     append(checked_);
@@ -84,7 +85,7 @@ class Steps {
     const double of_step = error_of(call_);
     return of_step > of_append || std::isnan(of_step) ? of_step : of_append;
   }
-  // Microseconds a layer.
+  // Returns microseconds per layer.
   double append_us() {
     std::vector<double> times;
     for (int i = 0; i < 4; ++i) {
@@ -167,7 +168,7 @@ bool measure(const HybridCache& cache, const Preset& preset, const Dense& dense,
   }
   double sum = 0.0;
   for (const double us : every) sum += us;
-  const bool is_right = error < 1e-2;  // NaN is not
+  const bool is_right = error < 1e-2;  // false for NaN
   std::printf(
       "{\"preset\": \"%s\", \"keys\": %lld, \"layers\": %d, \"card\": \"%s\", \"all_us\": %.2f, \"cached_us\": %.2f, "
       "\"average_us\": %.2f, \"dense_us\": %.2f, \"append_us\": %.1f, \"dense_append_us\": %.1f, \"error\": %.1e, "

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: MIT
-// A long append under policy "hip" over keys that the window has, through the C ABI: milliseconds of one layer.
+// A long append under policy "hip" over keys in the window, through the C ABI: milliseconds of one layer.
 //
 //   pruned_prefill_bench MODULE [threads [lengths [presets [queries]]]]     lists with commas
 //
-// A layer of 32 query heads and 8 KV heads of 128 dims in bf16. One call, not planned, appends `queries` tokens (32,768),
-// the last of which is a sequence's length-th: with length = queries that is a prompt from its first token on. A call ends
-// when its output is there. Medians of five calls, beside those of the same calls under policy "all". A line of JSON for
-// each length and preset.
+// A layer of 32 query heads and 8 KV heads of 128 dims in bf16. One unplanned call appends `queries` tokens (32,768), after
+// which the sequence has `length` tokens. With length = queries this is a prompt from its first token on. A call ends with
+// its output. Prints medians of five calls, beside those of the same calls under policy "all". A line of JSON for each
+// length and preset.
 //
-// Before that, the output of the call's last 64 queries is compared with what the CPU's own search and attention make of the
+// Before that, the output of the call's last 64 queries is compared with that of the CPU's own search and attention for the
 // same queries over the host store.
 #include "timed_append.h"
 
@@ -48,7 +48,7 @@ int main(int argc, char** argv) {
         options.pruning = &pruning;
         TimedAppend append(cache, options, call, kBlock);
         const double us = append.us(kCalls), error = append.error();
-        const bool is_right = error < 1e-2;  // NaN is not
+        const bool is_right = error < 1e-2;  // false for NaN
         std::printf(
             "{\"preset\": \"%s\", \"keys\": %lld, \"queries\": %lld, \"card\": \"%s\", \"ms\": %.3f, \"dense_ms\": %.3f, "
             "\"error\": %.1e, \"is_right\": %s}\n",

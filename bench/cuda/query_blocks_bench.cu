@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT
-// Attention of the query blocks of an append under policy "hip" (lib/attend/search_call.h), without the search: microseconds
-// a call, and FLOPs over the keys that are named.
+// Attention of an append's query blocks under policy "hip" (lib/attend/search_call.h), without the search: microseconds per
+// call, and FLOPs over the named keys.
 //
 //   query_blocks_bench MODULE [types [dims [keys [unit]]]]     lists with commas; unit: tokens that are named together
 //
-// 2,048 queries of 32 heads over 8 KV heads are the last of the keys. A block has 64 of them and, for each KV head, a list
-// of its own: 256 sinks, 2,048 tokens here and there, and the newest 1,024 before each block's first query as its range.
-// "parts" attends 64 query rows at a time, each a sequence with the block's list; "blocks" a block at a time. Their outputs
-// are compared. "dense" attends as many keys a query without lists.
+// 2,048 queries of 32 heads over 8 KV heads belong to the last keys. A block has 64 of them and, for each KV head, its own
+// list: 256 sinks, 2,048 scattered tokens, and as its range the newest 1,024 before the block's first query. "parts" attends
+// 64 query rows at a time, each a sequence with the block's list; "blocks" attends a block at a time. Their outputs are
+// compared. "dense" attends as many keys per query without lists.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -39,7 +39,7 @@ WindowOptions options_of(int32_t type, int dim, int64_t n_keys) {
   return options;
 }
 
-// Lists of all blocks and KV heads, in device memory.
+// Lists of all blocks and KV heads.
 struct Lists {
   std::vector<DeviceKeys> keys;  // [kBlocks][kKvHeads]
   std::vector<KeyGranule> granules;
@@ -129,7 +129,7 @@ double largest_difference(const std::vector<uint8_t>& a, const std::vector<uint8
   return largest;
 }
 
-// The same number of keys a query, all neighbours.
+// Times attention over the same number of contiguous keys per query.
 double time_dense(const OpenDevice& device, int32_t type, int dim) {
   WindowCase window(device, options_of(type, dim, kKeys + kQueries / 2));
   return time_of([&](cudaStream_t stream) {

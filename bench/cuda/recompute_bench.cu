@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: MIT
-// Decode steps over caches in host memory, keys streamed or made of hidden states: milliseconds of an attention layer.
+// Decode steps over caches in host memory, with keys streamed or recomputed from hidden states: milliseconds of an attention
+// layer.
 //
 //   recompute_bench MODULE [threads [lengths [shares [buffers [geometries [batch [window [layers [x_type]]]]]]]]]
 //     lists with commas; buffers in MiB; x_type: f16, q8_0, q4_0 or q4_64
 //
-// A step is a call for each layer, one after the other as in a model, and what is told is the time of one of them; "alone"
-// is that of a call that nothing goes before or comes behind, where no copy is ahead of its queries.
+// A step is a call for each layer, one after the other as in a model. The bench prints the time of one of them. "alone" is
+// the time of a call without other calls before or after it, so no copy is ahead of its queries.
 //
 // Attention layers of OPT-6.7B and OPT-13B (32 and 40 heads of 128, hidden states of 4,096 and 5,120; layer norm, biases, no
-// RoPE) in f16, a batch of sequences of one length, one new token each. K and V of the cache are made by a kernel of the
-// bench's own, in double precision, of random hidden states and weights. Before anything is timed the outputs of a route are
-// compared with those of the CPU; the appended tokens are truncated away after each call, outside the time.
+// RoPE) in f16. A batch of sequences of one length has one new token each. The bench's own kernel makes K and V of the cache
+// in double precision, from random hidden states and weights. Before anything is timed, the outputs of a route are compared
+// with the CPU's. The appended tokens are truncated away after each call, untimed.
 #include "opt_layer.cuh"
 
 using namespace tandem::test;
@@ -96,8 +97,8 @@ struct Step {
 };
 
 struct Measured {
-  double us = 0.0, alone_us = 0.0, bytes = 0.0, x_bytes = 0.0;  // of a layer
-  double planned_us = 0.0, bus_us = 0.0, device_us = 0.0;       // as the plan has it
+  double us = 0.0, alone_us = 0.0, bytes = 0.0, x_bytes = 0.0;  // for a layer
+  double planned_us = 0.0, bus_us = 0.0, device_us = 0.0;       // by the plan
   std::vector<__half> o;
 };
 
@@ -136,7 +137,8 @@ Measured time_route(Sequences& on, const Step& step, tandem_session_options opti
   TANDEM(tandem_session_get_stats, &stats, session);
   tandem_route_plan plan = TANDEM_ROUTE_PLAN_INIT;
   const std::vector<int64_t> lengths(on.ids.size(), on.length + 1);
-  for (int32_t l = 0; l < on.n_layers; ++l) {  // the first of a row has nothing before it in which copies could come ahead
+  // The first call of a row has no work before it during which copies could run ahead.
+  for (int32_t l = 0; l < on.n_layers; ++l) {
     TANDEM(tandem_plan, &plan, session, l, lengths.data(), nullptr, static_cast<int64_t>(lengths.size()));
     measured.planned_us += static_cast<double>(plan.total_ns) * 1e-3 / on.n_layers;
     measured.bus_us += static_cast<double>(plan.bus_ns) * 1e-3 / on.n_layers;

@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: MIT
-// Decode over keys that the caller names, most of them in host memory, through the C ABI: microseconds a layer.
+// Decode over keys that the caller names, most of them in host memory, through the C ABI: microseconds per layer.
 //
 //   selection_bench MODULE [threads [lengths [indices [unit]]]]     lists with commas
 //
-// The layer of a model with an indexer of its own: 64 query heads and 4 KV heads of 128 dims in bf16, 16 blocks of 128
-// tokens for each KV head and query, window 4,096. 16 layers in turn, replayed as a graph in planned steps; the indices are
-// in device memory, new random ones for each layer and step, so that what is read rotates over the whole cache. Beside it:
-// the same graph with rows of pads, which hands the queries over and attends nothing; the rate at which as many threads read
-// memory; the same calls one by one; and the same keys from host tensors. Before that, an output is compared with that of
-// the CPU.
+// The layer of a model with its own indexer: 64 query heads and 4 KV heads of 128 dims in bf16, 16 blocks of 128 tokens for
+// each KV head and query, window 4,096. 16 layers run in turn, replayed as a graph in planned steps. The indices are in
+// device memory and are drawn again for each layer and step, so that reads rotate over the whole cache. Compared with: the
+// same graph with padded rows, which hands over the queries and attends nothing; the rate at which as many threads read
+// memory; the same calls one by one; and the same keys from host tensors. Before that, an output is compared with the CPU's.
 #include <thread>
 
 #include "listed_cache.cuh"
@@ -18,10 +17,10 @@ using namespace tandem::test;
 namespace {
 
 constexpr int32_t kLayers = 16;
-constexpr int64_t kRowBytes = int64_t{2} * kDim * 2;  // of a token's K and V in a KV head
+constexpr int64_t kRowBytes = int64_t{2} * kDim * 2;  // a token's K and V in a KV head
 constexpr int kRounds = 41;
 
-// Bytes a second that n threads read, of buffers that no cache holds.
+// Returns the bytes per second that n threads read from buffers that no cache holds.
 double read_rate(int n) {
   constexpr size_t kBytes = size_t{256} << 20;
   std::vector<std::vector<uint64_t>> buffers(static_cast<size_t>(n));
@@ -43,7 +42,7 @@ double read_rate(int n) {
     });
     us.push_back(us_since(begin));
   }
-  if (sums[0] == 1) std::printf("\n");  // the sums are looked at
+  if (sums[0] == 1) std::printf("\n");  // uses the sums
   return static_cast<double>(n) * kBytes / median(us) * 1e6;
 }
 
@@ -102,7 +101,7 @@ struct Selected : ListedCache {
       for (int64_t h = 0; h < kListHeads; ++h) {
         int32_t* const row = idx[l].data() + h * n_idx;
         std::fill_n(row, n_idx, -1);
-        for (int64_t i = 0; has_any && i < n_idx;) {  // the query's own block is one of them
+        for (int64_t i = 0; has_any && i < n_idx;) {  // the first is the query's own block
           const auto drawn =
               static_cast<int32_t>(i == 0 ? n_units - 1 : static_cast<int64_t>(bits() % static_cast<uint64_t>(n_units)));
           if (std::find(row, row + i, drawn) == row + i) row[i++] = drawn;
@@ -128,7 +127,7 @@ struct Selected : ListedCache {
     args.selection = is_on_device ? &on_device[layer] : &on_host[layer];
     TANDEM(tandem_attend, session, &args);
   }
-  // Microseconds a layer.
+  // Returns microseconds per layer.
   double calls(bool is_on_device) const {
     const auto begin = Clock::now();
     for (int32_t l = 0; l < kLayers; ++l) attend(l, is_on_device, true);
@@ -152,7 +151,7 @@ struct Selected : ListedCache {
     must(cudaStreamSynchronize(stream));
     return us_since(begin) / kLayers;
   }
-  // The relative distance of the two answers to the same query.
+  // Returns the relative distance of the two answers to the same query.
   double check() {
     draw(true);
     attend(3, true, false);
@@ -179,7 +178,7 @@ void measure(tandem_engine* engine, int64_t length, int64_t n_idx, int64_t unit,
     selected.draw(true);
     eager.push_back(selected.calls(true));
     host.push_back(selected.calls(false));
-    selected.calls(true);  // takes over what the CPU has appended
+    selected.calls(true);  // takes over the rows that the CPU has appended
   }
   const double bytes = static_cast<double>(kListHeads * n_idx * unit * kRowBytes), read_us = bytes / rate * 1e6;
   std::printf(

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT
-// Appends over long host contexts, by route: milliseconds a call, through the C ABI.
+// Appends over long host contexts, by route: milliseconds per call, through the C ABI.
 //
 //   stream_bench MODULE [threads [lengths [queries [buffers]]]]     lists with commas; buffers in MiB
 //
-// One layer of 32 query heads and 8 KV heads of 128 dims in bf16, window 4,096. Beside the routes: the bus, as copies of 64
-// MiB from pinned memory; and the plain way with CUDA calls, which copies K and V of the whole layer, from pinned memory
-// too, and then attends them in one call of the module's kernels: its lower bound is the copy. A share of the bus is that of
-// the bytes outside the window. Before a length is timed, the route's outputs are compared with those of the CPU; the
-// appended tokens are truncated away after each call, outside the time.
+// One layer of 32 query heads and 8 KV heads of 128 dims in bf16, window 4,096. Compared with the bus, as copies of 64 MiB
+// from pinned memory, and with the plain way in CUDA calls. That copies K and V of the whole layer, also from pinned memory,
+// and then attends them in one call of the module's kernels; its lower bound is the copy. A share of the bus counts the
+// bytes outside the window. Before a length is timed, the route's outputs are compared with the CPU's. The appended tokens
+// are truncated away after each call, untimed.
 #include "layer_rival.h"
 
 using namespace tandem::test;
@@ -22,7 +22,7 @@ struct Measured {
   std::vector<__nv_bfloat16> o;
 };
 
-// Appends of the same rows, each taken back.
+// Times appends of the same rows, which are removed after each.
 Measured time_route(const HybridCache& cache, const Call& call, int64_t n_queries, const char* route, int64_t buffer_bytes) {
   tandem_session_options options = TANDEM_SESSION_OPTIONS_INIT;
   options.window_tokens = kWindow;
@@ -33,7 +33,7 @@ Measured time_route(const HybridCache& cache, const Call& call, int64_t n_querie
   Measured measured;
   std::vector<double> times;
   tandem_session_stats before = TANDEM_SESSION_STATS_INIT;
-  for (int i = 0; i < kRounds + 2; ++i) {  // the first ones fill the window, pin and measure
+  for (int i = 0; i < kRounds + 2; ++i) {  // the first rounds fill the window, pin and measure
     if (i == 2) before = session.stats();
     const auto begin = Clock::now();
     session.attend(0, call.device_view, true, true);

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: MIT
 // Tokens per second of decode steps that go through a layer's batches one after the other (KVPR's column-by-column
-// schedule), with all weights, all keys and all hidden states in host memory.
+// schedule). All weights, keys and hidden states are in host memory.
 //
 //   throughput_bench MODULE [threads [lengths [geometries [batches [batch [routes [orders [buffers]]]]]]]]   lists with
 //   commas
 //
-// Decoder layers of OPT-6.7B and OPT-13B in f16, four of them; `batches` of `batch` sequences of one length, one new token
-// each in a step. Weights go through tandem_weights and W_K and W_V through tandem_session_use_weights; `orders` says
-// whether these two come "first" of a layer's weights or "last" of its attention's (KVPR's ablation), `buffers` how many
-// layers' weights the device has room for. Beside it full streaming by plain CUDA calls (full_streaming.cuh), with room for
-// two. Steps follow each other, and what is sent ahead for the steps behind is waited for. Before anything is timed what a
-// step leaves of all hidden states is compared with the CPU's answer.
+// Four decoder layers of OPT-6.7B or OPT-13B in f16. A step has `batches` of `batch` sequences of one length, with one new
+// token each. Weights go through tandem_weights, and W_K and W_V through tandem_session_use_weights. `orders`: these two
+// come "first" of a layer's weights or "last" of its attention's (KVPR's ablation). `buffers`: the number of layers whose
+// weights fit on the device. Compared with full streaming by plain CUDA calls (full_streaming.cuh), with room for two
+// layers. Steps follow each other, and the time includes copies that run ahead for later steps. Before anything is timed,
+// all hidden states after a step are compared with the CPU's.
 #include "full_streaming.cuh"
 
 using namespace tandem::test;
@@ -68,7 +68,7 @@ class Columns {
   void truncate(int64_t n) {
     for (const int64_t id : ids) TANDEM(tandem_sequence_truncate, cache, id, n);
   }
-  // Of one call's work space, and of all windows.
+  // Returns the bytes of one call's work space and of all windows.
   int64_t planned_bytes(const tandem_session_options& options) const {
     tandem_memory_plan plan = TANDEM_MEMORY_PLAN_INIT;
     const tandem_cache_options cache_options = options_of_cache();
@@ -117,7 +117,7 @@ class Columns {
   Wanted wanted_;
 };
 
-// Steps on a route of the library's.
+// Runs steps on one of the library's routes.
 class Stepper {
  public:
   tandem_session* session = nullptr;
@@ -179,7 +179,7 @@ class Stepper {
   WeightsThere there_;
 };
 
-// Milliseconds of a step. prepare: before a round, outside the time.
+// Returns milliseconds per step. prepare: runs before each round, untimed.
 template <class Step, class Prepare>
 double time_steps(Step step, Prepare prepare) {
   std::vector<double> times;
@@ -188,7 +188,7 @@ double time_steps(Step step, Prepare prepare) {
     must(cudaDeviceSynchronize());
     const auto begin = Clock::now();
     for (int s = 0; s < kSteps; ++s) step();
-    must(cudaDeviceSynchronize());  // what is sent ahead too
+    must(cudaDeviceSynchronize());  // waits for copies that run ahead, too
     if (i >= kWarm) times.push_back(us_since(begin) * 1e-3 / kSteps);
   }
   return median(times);
@@ -203,8 +203,8 @@ double check(const char* what, const std::vector<__half>& got, const std::vector
   std::exit(1);
 }
 
-// Of a step, in ms, on average over steps that follow each other: what the bus carries, and what the device makes of it,
-// whichever takes longer.
+// Returns the predicted ms of a step, on average over consecutive steps: the time of the bus, the device or the host,
+// whichever is longest.
 double predicted_ms(tandem_session* session, const Wanted& wanted, const Geometry& g, double bus_bytes_per_us) {
   const auto n = static_cast<double>(wanted.n_batches);
   const double weights_ns = static_cast<double>(layer_weight_bytes(g)) / bus_bytes_per_us * 1e3;
@@ -239,7 +239,8 @@ double time_route(const Bench& bench, Columns& columns, OptStep& step, const Wan
   Stepper stepper(columns, step, wanted, options);
   stepper.step();
   const double error = check(route.c_str(), step.result(), answer);
-  // Never below the prompt: what steps have appended in its place would be other keys than the next route is checked with.
+  // Never truncates below the prompt: rows that steps then appended there would differ from the keys that the next route is
+  // checked with.
   const double ms = time_steps([&] { stepper.step(); }, [&] { columns.truncate(wanted.length - 1); });
   const double predicted = predicted_ms(stepper.session, wanted, step.geometry, bench.bus_bytes_per_us);
   tandem_weights_stats weights = TANDEM_WEIGHTS_STATS_INIT;
@@ -254,7 +255,7 @@ double time_route(const Bench& bench, Columns& columns, OptStep& step, const Wan
               static_cast<double>(weights.device_bytes) * 1e-6);
   std::fflush(stdout);
   columns.truncate(wanted.length - 1);
-  stepper.step();  // as steps go when they have followed each other
+  stepper.step();  // checks a step after consecutive steps
   check(route.c_str(), step.result(), answer);
   columns.truncate(wanted.length - 1);
   return ms;

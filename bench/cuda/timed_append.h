@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Appends of the same tokens, over and over, behind the keys that a cache has: how long one takes, and how far its last
-// outputs are from what the CPU makes of the same queries over the host store.
+// Appends the same tokens repeatedly behind the keys of a cache. Measures how long an append takes, and how far its last
+// outputs are from the CPU's for the same queries over the host store.
 #pragma once
 
 #include "cuda/hybrid_case.h"
@@ -15,11 +15,11 @@ inline tandem_tensor last_rows(tandem_tensor of, int64_t n) {
 
 class TimedAppend {
  public:
-  // n_checked: queries whose outputs are compared.
+  // n_checked: number of queries whose outputs are compared.
   TimedAppend(const HybridCache& cache, const tandem_session_options& options, Call& call, int64_t n_checked)
       : session_(cache, options), call_(call), n_(call.host_view[0].shape[0]), n_checked_(n_checked) {}
 
-  // Median of n_calls calls, after one that is not timed.
+  // Returns the median of n_calls calls, after an untimed one.
   double us(int n_calls) {
     std::vector<double> times;
     for (int i = -1; i < n_calls; ++i) {
@@ -32,7 +32,7 @@ class TimedAppend {
     }
     return median(times);
   }
-  // NaN where either side has written nothing.
+  // Returns NaN if either side has written nothing.
   double error() {
     const std::vector<__nv_bfloat16> all = call_.device_output();
     const auto n_last = static_cast<size_t>(n_checked_ * kQHeads * kDim);

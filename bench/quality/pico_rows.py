@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Queries and keys of the model pico in PyTorch and f32, on any device.
+"""Computes queries and keys of the model pico in PyTorch and f32, on any device.
 
     model = Pico(device)                       # YaRN stretches it to longer texts: Pico(device, yarn=4)
     rows = model.forward(ids)                  # Rows: q [L, n, H, d], k and v [L, n, G, d], logits of the last token
-    more = model.forward(question, rows)       # goes on behind them; returns the new rows alone
+    more = model.forward(question, rows)       # continues after `rows`; returns only the new rows
 
 Positions are the true ones. Attention is dense.
 """
@@ -22,19 +22,19 @@ TRAINED = 16384  # tokens
 sys.path.insert(0, str(ROOT / "test" / "reference"))
 from pico_reference import load_safetensors  # noqa: E402
 
-_CHUNK = 2048  # queries whose attention is computed at a time behind rows that are there
+_CHUNK = 2048  # queries that attend earlier rows in one computation
 
 
 @dataclass(frozen=True)
 class Rows:
-    """What a pass has computed.
+    """The results of a pass.
 
     Attributes
     ----------
     q, k, v : Tensor
         [n_layers, n, heads, d]; q and k are rotated.
     logits : Tensor
-        [n, 256], of the tokens that were asked for.
+        [n, 256], of the requested tokens.
     """
 
     q: torch.Tensor
@@ -44,7 +44,7 @@ class Rows:
 
 
 def yarn_frequencies(dim: int, theta: float, factor: float, trained: int = TRAINED) -> tuple[torch.Tensor, float]:
-    """Frequencies [dim / 2] and the factor of queries and keys, by YaRN (arXiv 2309.00071) as Transformers computes them."""
+    """Returns frequencies [dim / 2] and the factor of queries and keys, by YaRN (arXiv 2309.00071) as in Transformers."""
     def place_of(n_turns: float) -> float:
         return dim * math.log(trained / (n_turns * 2 * math.pi)) / (2 * math.log(theta))
 
@@ -53,7 +53,7 @@ def yarn_frequencies(dim: int, theta: float, factor: float, trained: int = TRAIN
     if factor == 1:
         return plain, 1.0
     low, high = max(math.floor(place_of(32)), 0), min(math.ceil(place_of(1)), dim - 1)
-    stretched = ((steps - low) / max(high - low, 0.001)).clamp(0, 1)  # 1: as long as factor says
+    stretched = ((steps - low) / max(high - low, 0.001)).clamp(0, 1)  # 1: stretched by the whole factor
     return plain * (1 - stretched) + plain / factor * stretched, 0.1 * math.log(factor) + 1
 
 
@@ -76,7 +76,7 @@ class Pico:
         self._frequencies, self._scale = yarn_frequencies(self.dim, self.config["rope_theta"], yarn)
 
     def _rotated(self, rows: torch.Tensor, first: int) -> torch.Tensor:
-        """By halves. rows [n, heads, d]"""
+        """Rotates rows [n, heads, d] by pairs of halves."""
         angle = (torch.arange(first, first + len(rows), dtype=torch.float64)[:, None] * self._frequencies)[:, None]
         cos, sin = ((turn(angle) * self._scale).float().to(rows.device) for turn in (torch.cos, torch.sin))
         a, b = rows.chunk(2, -1)
@@ -86,7 +86,7 @@ class Pico:
         return functional.rms_norm(x, (x.shape[-1],), self._weights[f"{name}.weight"], self.config["rms_norm_eps"])
 
     def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """The newest queries over all keys. Returns [n, H * d]."""
+        """Attends all keys with the newest queries. Returns [n, H * d]."""
         group, n_before = self.n_heads // self.n_kv_heads, len(k) - len(q)
         q, k, v = q.transpose(0, 1), *(rows.repeat_interleave(group, 1).transpose(0, 1) for rows in (k, v))
         if n_before == 0:
@@ -102,7 +102,7 @@ class Pico:
 
     @torch.inference_mode()
     def forward(self, ids: torch.Tensor, before: Rows | None = None, n_logits: int = 1) -> Rows:
-        """A pass over ids [n], the first tokens or the ones behind `before`."""
+        """Runs ids [n], which are the first tokens or follow those of `before`."""
         first = 0 if before is None else before.k.shape[1]
         x = self._weights["embed_tokens.weight"][ids.to(self.device)]
         made: list[list[torch.Tensor]] = [[], [], []]

@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: MIT
-"""How much attention the keys have that a selector misses: ours, the paper's and others at the rows that each reads.
+"""How much attention belongs to keys that a selector misses, and how many rows it reads: the library's, the paper's and others.
 
     python3 bench/quality/recall.py --text FILE --out results.jsonl [--device cuda] [--lengths 16384,65536]
 
-The model pico reads a text with planted facts; beyond 16,384 tokens YaRN stretches its positions. Queries are taken of the end of
-the text ("text") and of the digits of answers to questions about the facts ("facts"). For each query head the 2,048 keys between
-sinks and window with the most attention count: `lost` is the attention on those of them that the selector misses, as a share of
-all attention; `recall` is the share of theirs that it finds. Each selector keeps 2,048 keys, a preset as many as its last stage.
+The model pico reads a text with planted facts. Beyond 16,384 tokens YaRN stretches its positions. Queries come from the end of
+the text ("text"), and from the digits of answers to questions about the facts ("facts"). For each query head the 2,048 keys
+between sinks and window with the most attention count. `lost` is the attention on those that the selector misses, as a share of
+all attention. `recall` is the attention on those that it finds, as a share of the attention on all of these 2,048. Each
+selector keeps 2,048 keys, a preset as many as its last stage.
 
-Then single keys are planted in random ones, with neighbours that score low: how many of them does a selector find?
+Then single keys are planted among random ones, with neighbours that score low. The bench counts how many each selector finds.
 
-Each line of the results is written when it is complete; a run that was stopped goes on with what is missing. A table in Markdown
-is printed at the end. Needs PyTorch alone.
+Each line of the results is written when it is complete. A run that was stopped continues with the missing lines. A table in
+Markdown is printed at the end. Needs only PyTorch.
 """
 import argparse
 import json
@@ -32,7 +33,7 @@ KEPT = 2048
 RETRIEVING = ((4, 1), (4, 2))  # layer and query head of pico
 NAMES = ("amber", "castle", "dolphin", "ember", "falcon", "garden", "harbor", "island", "jasmine", "kettle", "lantern", "marble",
          "needle", "orchid", "pepper", "river")
-Case = tuple[int, Question]  # of a layer
+Case = tuple[int, Question]  # layer, question
 
 
 def _record(sinks: int, window: int, *stages: tuple[Any, ...]) -> Record:
@@ -48,7 +49,7 @@ def _fixed(selector: Selector) -> Callable[[int], Selector]:
 
 
 def selectors() -> dict[str, Callable[[int], Selector]]:
-    """By name, for a layer."""
+    """Returns functions from a layer index to a selector, by name."""
     bounds = [("bounds", 64, 16 * 1024), ("bounds", 16, 4 * 1024)]
     paper = _record(256, WINDOW, ("descent", 256, 32 * 1024), ("descent", 32, 8 * 1024), ("descent", 8, KEPT))
     fine = _record(SINKS, WINDOW, ("descent", 64, 16 * 1024), ("descent", 16, 4 * 1024), ("descent", 4, KEPT))
@@ -88,14 +89,14 @@ def selectors() -> dict[str, Callable[[int], Selector]]:
 
 
 def planted(text: str, n_tokens: int, seed: int) -> tuple[str, list[tuple[str, str]]]:
-    """A text of n_tokens bytes with facts at line ends, and questions with answers."""
+    """Returns a text of n_tokens bytes with facts at line ends, and questions with answers."""
     chance = random.Random(seed)
     facts = [(name, str(chance.randrange(10000, 100000))) for name in NAMES]
     sentences = [f"\nThe number of {name} is {value}.\n" for name, value in facts]
     plain = text.encode()[:n_tokens - sum(map(len, sentences))].decode("utf-8", "ignore")
     pieces, taken = [], 0
     for i, sentence in enumerate(sentences):
-        # The last one is as far from the end as the first is from the start, and outside the window.
+        # The last fact is as far from the window as the first is from the start, and outside the window.
         wanted = int((len(plain) - WINDOW) * (2 * i + 1) / (2 * len(facts)))
         place = max(plain.rfind("\n", taken, wanted + 1), taken)
         pieces += [plain[taken:place], sentence]
@@ -109,7 +110,7 @@ def _ids(text: str) -> torch.Tensor:
 
 
 class Cases:
-    """Queries of one length: the model's pass over the text, and of each question behind it."""
+    """Queries of one text length: from the model's pass over the text, and from a pass over each question behind it."""
 
     def __init__(self, text: str, n_tokens: int, device: str, seed: int) -> None:
         self._pico = Pico(device, max(n_tokens / TRAINED, 1.0))
@@ -120,7 +121,7 @@ class Cases:
         self.n_right = self.n_digits = 0
 
     def text(self, n_queries: int) -> Iterator[Case]:
-        """Queries at even distances among the last 2,048 of the text."""
+        """Yields queries at equal distances among the last 2,048 of the text."""
         n = self._body.k.shape[1]
         for i in range(n_queries):
             place = n - 1 - i * 2048 // n_queries
@@ -129,7 +130,7 @@ class Cases:
                                           self.representatives[layer_idx])
 
     def facts(self, n_facts: int) -> Iterator[Case]:
-        """Queries that predict a digit of an answer."""
+        """Yields queries that predict a digit of an answer."""
         for question, answer in self._questions[:n_facts]:
             tail = self._pico.forward(_ids(question + answer), self._body, len(answer) + 1)
             self.n_right += int((tail.logits[:-1].argmax(1).cpu() == _ids(answer)).sum())
@@ -148,13 +149,13 @@ class Cases:
 
 
 class Sums:
-    """Attention on the true best keys, and on those of them that were found, by layer and query head."""
+    """Sums the attention on the true best keys, and on those of them that were found, by layer and query head."""
 
     def __init__(self) -> None:
         self.n, self.best, self.found, self.rows = 0, torch.zeros(0, 0), torch.zeros(0, 0), 0.0
 
     def add(self, layer_idx: int, best: torch.Tensor, found: torch.Tensor, rows: float, n_layers: int) -> None:
-        """best, found [H]"""
+        """Adds a query's sums. best, found: [H]."""
         if not self.n:
             self.best, self.found = (torch.zeros(n_layers, len(best), dtype=torch.float64) for _ in range(2))
         self.best[layer_idx] += best
@@ -162,7 +163,7 @@ class Sums:
         self.rows, self.n = self.rows + rows, self.n + 1
 
     def figures(self, d: int) -> dict[str, Any]:
-        """Means. Rows are of d numbers in bf16, for each KV head and query."""
+        """Returns means. A row is d numbers in bf16, counted for each KV head and query."""
         n_layers, n_heads = self.best.shape
         lost, n_queries = (self.best - self.found) * n_layers / self.n, self.n // n_layers
         worst = int(lost.argmax())
@@ -174,7 +175,7 @@ class Sums:
 
 
 def true_best(question: Question) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention of each candidate, 0 where it is not among the best 2,048 of its query head. [H, E - S], and its sum [H]"""
+    """Returns each candidate's attention, 0 if not among the best 2,048 of its query head, [H, E - S]; and its sum [H]."""
     weights = question.logits().double().softmax(1)[:, SINKS:question.end]
     best = weights.topk(min(KEPT, weights.shape[1]), dim=1)
     kept = torch.zeros_like(weights).scatter_(1, best.indices, best.values)
@@ -183,7 +184,7 @@ def true_best(question: Question) -> tuple[torch.Tensor, torch.Tensor]:
 
 @torch.inference_mode()
 def measure(cases: Iterator[Case], wanted: dict[str, Callable[[int], Selector]], n_layers: int, d: int) -> dict[str, Any]:
-    """Figures by selector."""
+    """Returns figures by selector."""
     sums = {name: Sums() for name in wanted}
     for layer_idx, question in cases:
         kept, best = true_best(question)
@@ -198,7 +199,7 @@ def measure(cases: Iterator[Case], wanted: dict[str, Callable[[int], Selector]],
 
 
 def needles(n_keys: int, n_trials: int, device: str, seed: int = 1) -> Iterator[tuple[int, Question]]:
-    """The place of a key that takes most of a query head's attention, and whose 32 neighbours score low."""
+    """Yields the place of a key that takes most of a query head's attention, with 32 low-scoring neighbours, and a question."""
     chance = torch.Generator(device).manual_seed(seed)
     for trial in range(n_trials):
         k = torch.randn(n_keys, 2, 64, generator=chance, device=device)
@@ -215,7 +216,7 @@ def needles(n_keys: int, n_trials: int, device: str, seed: int = 1) -> Iterator[
 
 @torch.inference_mode()
 def found_needles(n_keys: int, n_trials: int, wanted: dict[str, Callable[[int], Selector]], device: str) -> dict[str, Any]:
-    """How many of the planted keys each selector finds."""
+    """Counts the planted keys that each selector finds."""
     found = {name: [0, 0.0] for name in wanted}
     for trial, (place, question) in enumerate(needles(n_keys, n_trials, device)):
         for name, selector in wanted.items():
@@ -240,11 +241,11 @@ class Lines:
         self.lines: list[dict[str, Any]] = [json.loads(line) for line in complete.splitlines()]
 
     def has(self, what: dict[str, Any]) -> bool:
-        """Whether it was measured."""
+        """Returns whether `what` is measured already."""
         return any(line["what"] == what for line in self.lines)
 
     def add(self, what: dict[str, Any], figures: dict[str, Any]) -> None:
-        """Writes a line at once."""
+        """Writes a line immediately."""
         self.lines.append({"what": what, "figures": figures})
         with open(self.path, "a") as file:
             file.write(json.dumps(self.lines[-1]) + "\n")
@@ -271,7 +272,7 @@ def _recall_table(lines: list[dict[str, Any]], n_tokens: int) -> list[str]:
 
 
 def table(lines: list[dict[str, Any]]) -> str:
-    """All results in Markdown."""
+    """Returns all results in Markdown."""
     out = []
     recalls = [line for line in lines if line["what"]["kind"] in ("text", "facts")]
     for n_tokens in sorted({line["what"]["n_tokens"] for line in recalls}):
@@ -288,7 +289,7 @@ def table(lines: list[dict[str, Any]]) -> str:
 
 
 def run(given: argparse.Namespace) -> None:
-    """Measures what is missing."""
+    """Measures the missing results."""
     lines, text = Lines(given.out), given.text.read_text(encoding="utf-8")[given.offset:]
     for n_tokens in given.lengths:
         cases: Cases | None = None
@@ -314,7 +315,7 @@ def run(given: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """The command line."""
+    """Runs the command line."""
     flags = argparse.ArgumentParser(description="Attention on keys that selectors miss.")
     flags.add_argument("--text", type=pathlib.Path, required=True)
     flags.add_argument("--out", type=pathlib.Path, required=True)

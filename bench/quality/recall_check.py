@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: MIT
-"""Whether the staged selectors of selectors_of_keys.py choose what the library and its reference choose, on keys of pico.
+"""Checks that the staged selectors of selectors_of_keys.py choose what the library and its reference choose, on pico's keys.
 
     python3 bench/quality/recall_check.py --text FILE [--device cuda] [--n-tokens 16384] [--reference]
 
-For some layers and queries the library gets the same keys (f32, on the CPU), attends the query under policy "hip", and names what
-it attended. Lists may differ in chunks whose scores are as good as equal: at most one key in a hundred may. --reference compares
-with test/reference/pruning_reference.py too, which takes longer. Exit code 1: they differ by more.
+For some layers and queries the library gets the same keys (f32, on the CPU), attends the query under policy "hip" and reports
+the attended keys. Lists may differ in chunks with nearly equal scores, by at most one key in a hundred. --reference also
+compares with test/reference/pruning_reference.py, which takes longer. Exit code 1: they differ by more.
 """
 import argparse
 import pathlib
@@ -27,13 +27,13 @@ RECORDS = {
 
 
 def attended(record: Record, chosen: torch.Tensor, n_keys: int) -> np.ndarray:
-    """Tokens that a query attends: sinks, window, and those of a mask of the candidates."""
+    """Returns the tokens that a query attends: sinks, window, and the chosen candidates of a mask."""
     listed = torch.nonzero(chosen).flatten().cpu().numpy() + SINKS
     return np.unique(np.concatenate([np.arange(record.sink_tokens), listed, np.arange(n_keys - record.window_tokens, n_keys)]))
 
 
 def of_library(record: Record, question: Question, shared: bool) -> list[np.ndarray]:
-    """The same by the library, for each KV head."""
+    """Returns the tokens that the library attends, for each KV head."""
     import tandem
 
     stages = [tandem.PruningStage(one.judge, one.chunk_tokens, one.keep_tokens, one.refresh_interval, one.query_block, one.plus_next,
@@ -51,19 +51,19 @@ def of_library(record: Record, question: Question, shared: bool) -> list[np.ndar
 
 
 def of_reference(record: Record, question: Question, shared: bool) -> list[np.ndarray]:
-    """The same by the reference."""
+    """Returns the tokens that the reference attends, for each KV head."""
     decoder = Decoder(record, sm_scale=question.scale, shared=shared)
     block = decoder.step(question.q.double().cpu().numpy(), question.k.double().cpu().numpy())
     return [block.attended(0, head) for head in range(question.k.shape[1])]
 
 
 def differing(ours: np.ndarray, theirs: np.ndarray) -> float:
-    """Keys in one of the two, as a share of those in either."""
+    """Returns the keys in one of the two lists only, as a share of the keys in either."""
     return len(np.setxor1d(ours, theirs)) / len(np.union1d(ours, theirs))
 
 
 def main() -> int:
-    """Returns the exit code."""
+    """Runs the checks and returns the exit code."""
     flags = argparse.ArgumentParser(description="Selectors beside the library.")
     flags.add_argument("--text", type=pathlib.Path, required=True)
     flags.add_argument("--device", default="cpu")

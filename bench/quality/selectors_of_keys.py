@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: MIT
-"""Ways to choose keys for one query of one layer, each with what it reads.
+"""Ways to choose keys for one query of one layer, each with the number of rows that it reads.
 
 A query attends the first tokens (sinks), the newest (window), and keys that a selector chooses between them:
 
     tokens   0 ... S ................... E ......... P
              sinks | candidates          | window, W tokens up to the query's own, P
 
-A selector gets a Question and returns a Choice: for each query head which candidates it attends, and how many rows of a key
-(d numbers in bf16) it has read for each KV head. Query heads of a KV head share a list unless `per_head` is said.
+A selector gets a Question and returns a Choice: the candidates that each query head attends, and the number of rows of a key (d
+numbers in bf16) that it has read for each KV head. Query heads of a KV head share a list, except in `Staged` with lists "head".
 
 `Staged` is the library's rule (docs/pruning.md), which recall_check.py compares with the library and its reference. The others
-are of the literature, with true positions.
+are from the literature, with true positions.
 """
 import math
 from collections.abc import Callable
@@ -34,7 +34,7 @@ class Question:
     k : Tensor
         [n, G, d], all keys up to the query's own.
     representatives : dict
-        What InfLLM has found in the layer: by block size and number, indices of keys [G, n_blocks, n].
+        InfLLM's representatives in the layer: by block size and number, indices of keys [G, n_blocks, n].
     """
 
     q: Tensor
@@ -43,44 +43,44 @@ class Question:
 
     @property
     def n_keys(self) -> int:
-        """All, with the query's own."""
+        """Number of keys, the query's own included."""
         return len(self.k)
 
     @property
     def end(self) -> int:
-        """The window's first token."""
+        """First token of the window."""
         return self.n_keys - WINDOW
 
     @property
     def group(self) -> int:
-        """Query heads of a KV head."""
+        """Number of query heads of a KV head."""
         return self.q.shape[0] // self.k.shape[1]
 
     @property
     def scale(self) -> float:
-        """Of logits."""
+        """Factor of the logits."""
         return float(self.q.shape[1] ** -0.5)
 
     def keys(self) -> Tensor:
-        """[H, n, d]: each query head's."""
+        """Returns each query head's keys, [H, n, d]."""
         return self.k.transpose(0, 1).repeat_interleave(self.group, 0)
 
     def logits(self) -> Tensor:
-        """[H, n]"""
+        """Returns the logits of all keys, [H, n]."""
         by_kv_head = self.q.unflatten(0, (-1, self.group))  # [G, group, d]
         return (by_kv_head @ self.k.permute(1, 2, 0) * self.scale).flatten(0, 1)
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What is attended between sinks and window.
+    """The keys that a query attends between sinks and window.
 
     Attributes
     ----------
     chosen : Tensor
         [H, E - S], bool.
     rows : float
-        Read for each KV head, in rows of a key in bf16.
+        Rows of a key in bf16 that were read for each KV head.
     """
 
     chosen: Tensor
@@ -91,7 +91,7 @@ Selector = Callable[[Question], Choice]
 
 
 def _mask(question: Question, keys: Tensor) -> Tensor:
-    """keys [n_lists, n]: tokens; those outside the candidates do not count. Returns [H, E - S]."""
+    """Returns a mask [H, E - S] of the tokens in keys [n_lists, n]. Ignores tokens that are not candidates."""
     n_heads, n = question.q.shape[0], question.n_keys
     marks = torch.zeros(len(keys), n + 512, dtype=torch.bool, device=keys.device)
     marks.scatter_(1, keys.clamp(0, n + 511), True)
@@ -99,12 +99,12 @@ def _mask(question: Question, keys: Tensor) -> Tensor:
 
 
 def _pooled(scores: Tensor, n_lists: int) -> Tensor:
-    """The largest score of the query heads of a list. scores [H, n] -> [n_lists, n]"""
+    """Returns the largest score over the query heads of a list. scores [H, n] -> [n_lists, n]"""
     return scores.unflatten(0, (n_lists, -1)).amax(1)
 
 
 def _best_keys(question: Question, scores: Tensor, n: int) -> Tensor:
-    """scores [n_lists, E - S] -> mask of the n best"""
+    """Returns a mask of the n candidates with the best scores. scores: [n_lists, E - S]."""
     best = scores.topk(min(n, scores.shape[1]), dim=1).indices
     return _mask(question, best + SINKS)
 
@@ -113,7 +113,7 @@ def _best_keys(question: Question, scores: Tensor, n: int) -> Tensor:
 
 
 def bf16_down(x: Tensor) -> Tensor:
-    """The largest bf16 number that is not above x, in f32."""
+    """Returns the largest bf16 number that is not above x, as f32."""
     bits = x.float().contiguous().view(torch.int32)
     cut = bits & -65536
     return torch.where((x < 0) & (cut != bits), cut + 65536, cut).view(torch.float32)
@@ -121,7 +121,7 @@ def bf16_down(x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Staged:
-    """Stages as the library runs them in decode, all in one step.
+    """Runs stages as the library does in decode, all in one step.
 
     Attributes
     ----------
@@ -129,9 +129,9 @@ class Staged:
     lists : str
         "kv head", "shared" (one for all heads) or "head" (one for each query head).
     representative, chunk_score : str
-        Of a descent: "first" and "last", or as the paper's public code has it, "middle" and "running_max".
+        For a descent: "first" and "last", or as in the paper's public code, "middle" and "running_max".
     pooling : str
-        Of a last stage that is exact: "minus_lse" or "raw".
+        For an exact last stage: "minus_lse" or "raw".
     """
 
     record: Record
@@ -147,11 +147,11 @@ class Staged:
         return Choice(chosen, rows)
 
     def n_lists(self, question: Question) -> int:
-        """Lists of a layer."""
+        """Returns the number of lists of a layer."""
         return {"kv head": question.k.shape[1], "shared": 1, "head": question.q.shape[0]}[self.lists]
 
     def chunks(self, question: Question) -> tuple[Tensor, int, float]:
-        """Chunks kept [n_lists, n], where one too large stands for none; their size; rows read for each KV head."""
+        """Returns kept chunks [n_lists, n], padded with numbers that are too large; their size; rows read for each KV head."""
         active = self.record.active(question.n_keys - 1)
         end = question.n_keys - self.record.window_tokens + max(stage.refresh_interval for stage in active) - 1
         n_lists, kept, rows = self.n_lists(question), None, 0.0
@@ -183,7 +183,7 @@ class Staged:
         return torch.cat([best, torch.where(best + 1 < n_chunks, best + 1, n_chunks)], 1)
 
     def _scores(self, question: Question, stage: Stage, chunks: Tensor, valid: Tensor, is_last: bool) -> Tensor:
-        """chunks [n_lists, n] -> scores [n_lists, n]"""
+        """Scores chunks: chunks [n_lists, n] -> scores [n_lists, n]."""
         n_heads, n_lists, size = question.q.shape[0], len(chunks), stage.chunk_tokens
         by_head = chunks.repeat_interleave(n_heads // n_lists, 0)  # [H, n]
         kv_head = torch.arange(n_heads, device=chunks.device)[:, None, None] // question.group
@@ -201,7 +201,7 @@ class Staged:
         return _pooled(logits.amax(2), n_lists)
 
     def _descend(self, logits: Tensor) -> Tensor:
-        """[H, n, size] -> the score of each chunk, [H, n]"""
+        """Returns the score of each chunk by descent: logits [H, n, size] -> [H, n]."""
         middle, first = self.representative == "middle", torch.zeros_like(logits[..., 0], dtype=torch.long)
         best, length = torch.full_like(logits[..., 0], -math.inf), logits.shape[-1]
         while length > (0 if middle else 1):
@@ -213,7 +213,7 @@ class Staged:
         return best if running else logits.gather(2, first[..., None])[..., 0]
 
     def _lse(self, question: Question, logits: Tensor, tokens: Tensor, valid: Tensor) -> Tensor:
-        """Of each head over the chunks, sinks and window, each key once. [H]"""
+        """Returns each head's log-sum-exp over the chunks, sinks and window, each key once, [H]."""
         n_heads, n = question.q.shape[0], question.n_keys
         seen = torch.zeros(n_heads, n + 512, dtype=torch.bool, device=tokens.device)
         by_head = valid.repeat_interleave(n_heads // len(valid), 0)
@@ -225,7 +225,7 @@ class Staged:
 
 
 def _rows_of(stage: Stage) -> float:
-    """Rows that a judge reads of a chunk."""
+    """Returns the rows that a judge reads of a chunk."""
     return {"bounds": 2.0, "exact": float(stage.chunk_tokens), "descent": 1 + math.log2(stage.chunk_tokens)}[stage.judge]
 
 
@@ -234,12 +234,12 @@ def _rows_of(stage: Stage) -> float:
 
 @dataclass(frozen=True)
 class Scan:
-    """The best keys by scores of all candidates, which are computed from keys of `bits` bits, or exact ones (16).
+    """Chooses the best keys by the scores of all candidates, computed from keys of `bits` bits, or from exact keys (16).
 
     Attributes
     ----------
     pooling : str
-        Of query heads: "sum" of weights, "minus_lse" or "raw".
+        How query heads are joined: "sum" of weights, "minus_lse" or "raw".
     """
 
     n: int
@@ -261,7 +261,7 @@ class Scan:
 
 
 def coded_keys(k: Tensor, bits: int) -> Tensor:
-    """Keys as a code of 32 numbers with a scale and a smallest value in f16 has them; 1 bit: signs and the mean size."""
+    """Returns keys after coding 32 numbers at a time with a scale and a smallest value in f16; 1 bit: signs and mean size."""
     parts = k.unflatten(-1, (-1, 32))
     if bits == 1:
         return (parts.sign() * parts.abs().mean(-1, keepdim=True).half().float()).flatten(-2)
@@ -273,7 +273,7 @@ def coded_keys(k: Tensor, bits: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Pages:
-    """Whole pages by the logit of their mean key, plus `radius` times the norm of the query and the farthest key's distance."""
+    """Chooses whole pages by their mean key's logit plus `radius` times the query's norm times the farthest key's distance."""
 
     size: int
     n: int
@@ -295,7 +295,7 @@ class Pages:
 
 @dataclass(frozen=True)
 class Halving:
-    """HiP's heuristic (arXiv 2406.09827): as many nodes as blocks are kept; each is halved, and the better halves are kept, judged
+    """HiP's heuristic (arXiv 2406.09827). Keeps as many nodes as blocks. Halves each node and keeps the better halves, judged
     by their first keys."""
 
     n: int
@@ -322,12 +322,12 @@ class Halving:
 
 @dataclass(frozen=True)
 class Representatives:
-    """InfLLM (arXiv 2402.04617): whole blocks by the logits of a few fixed keys, which the queries behind them attended most.
+    """InfLLM (arXiv 2402.04617). Chooses whole blocks by the logits of a few fixed keys, which later queries attended most.
 
     Attributes
     ----------
     score : str
-        Of a block: "sum" of its representatives' logits, or "max".
+        Score of a block: "sum" of its representatives' logits, or "max".
     """
 
     block: int
@@ -336,7 +336,7 @@ class Representatives:
     score: str = "sum"
 
     def __call__(self, question: Question) -> Choice:
-        # Blocks of the text alone: what the question has added is in the window.
+        # Only blocks of the text, as the question's tokens are in the window.
         keys = question.representatives[self.block, self.n_representatives]  # [G, n_blocks, n]
         first, n_blocks = SINKS // self.block, -(-question.end // self.block)
         keys = keys[:, first:n_blocks]
@@ -349,9 +349,9 @@ class Representatives:
 
 
 def representatives(q: Tensor, k: Tensor, block: int, n: int, horizon: int = WINDOW) -> Tensor:
-    """The n keys of each block with the largest mean logit for the queries behind them, `horizon` at most. [G, n_blocks, n]
+    """Returns each block's n keys with the largest mean logit for the next `horizon` queries or fewer, [G, n_blocks, n].
 
-    q [n_tokens, H, d], k [n_tokens, G, d]; tokens behind the last whole block have none.
+    q [n_tokens, H, d], k [n_tokens, G, d]. Tokens behind the last whole block are in no block.
     """
     n_tokens, n_kv_heads = k.shape[:2]
     sums = torch.cat([torch.zeros_like(q[:1], dtype=torch.float64), q.double().cumsum(0)])

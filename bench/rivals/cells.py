@@ -2,7 +2,7 @@
 """The shapes that run.py measures, in groups."""
 from dataclasses import dataclass
 
-MOST_LAYER_BYTES = 420_000_000  # of a cell of the group mqa
+MOST_LAYER_BYTES = 420_000_000  # for a cell of the group mqa
 
 
 @dataclass(frozen=True)
@@ -19,9 +19,9 @@ class Shape:
 
 @dataclass(frozen=True)
 class Cell:
-    """One shape of a call: the new rows of each sequence are the last of its keys.
+    """One shape of a call. The new rows of each sequence are the last of its keys.
 
-    before: keys of each sequence that are there before the call
+    before: keys of each sequence before the call
     copies: sequences of each of these lengths
     """
 
@@ -33,12 +33,12 @@ class Cell:
 
     @property
     def name(self):
-        """As decode_call_bench takes it."""
+        """The cell's name in decode_call_bench's syntax."""
         return f"{'+'.join(map(str, self.before))}x{self.copies}x{self.queries}@{self.shape}"
 
     @property
     def totals(self):
-        """Keys of each sequence that the last query sees."""
+        """Number of keys that the last query of each sequence sees."""
         return [length + self.queries for length in self.before] * self.copies
 
     @property
@@ -51,12 +51,12 @@ class Cell:
 
     @property
     def bytes(self):
-        """That a call has to move: keys and values, queries and outputs, all of 16 bits."""
+        """Bytes that a call must move: keys and values, queries and outputs, all of 16 bits."""
         return self.key_bytes + len(self.totals) * self.queries * self.shape.heads * self.shape.dim * 4
 
     @property
     def flops(self):
-        """Of the pairs that the mask leaves."""
+        """Floating-point operations of the unmasked pairs."""
         pairs = sum(self.queries * (total - 0.5 * (self.queries - 1)) for total in self.totals)
         return 4.0 * self.shape.dim * self.shape.heads * pairs
 
@@ -77,7 +77,7 @@ def append():
                 yield Cell("append", (before,), 1, queries, shape)
 
 
-# KV heads, dims, query heads of a KV head.
+# KV heads, dims, query heads per KV head.
 MQA_SHAPES = ((1, 64, (1, 2, 4, 8, 12, 16, 32, 64, 71)), (1, 80, (4, 8)), (1, 96, (8,)), (1, 112, (8,)),
               (1, 128, (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64, 71)), (1, 192, (4, 8, 16)),
               (1, 256, (1, 2, 4, 8, 16, 32)), (2, 64, (4, 8)), (2, 128, (1, 2, 3, 4, 8, 16)), (2, 256, (2, 4, 8)),
@@ -109,7 +109,7 @@ def ragged():
 
 
 GROUPS = {make.__name__: make for make in (decode, append, mqa, prefill, ragged)}
-# Of each group: least MiB of keys that calls go round, and about how many milliseconds a contestant may take.
+# For each group: the least MiB of keys over which calls rotate, and the approximate milliseconds for each contestant.
 TERMS = {"decode": (4096, 1000), "append": (2048, 200), "mqa": (128, 150), "prefill": (600, 2000), "ragged": (600, 1000)}
 MOST_LAYERS = 64
 

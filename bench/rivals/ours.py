@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Tandem's own lines: decode_call_bench measures whole calls through the C ABI, and the kernel of the window alone."""
+"""Tandem's own lines. decode_call_bench measures whole calls through the C ABI, and the kernel of the window alone."""
 import json
 import os
 import pathlib
@@ -13,16 +13,16 @@ KERNEL = "tandem-kernel"
 
 
 def find_bench(build):
-    """The bench and the module of a build folder; None where one is missing."""
+    """Returns the bench and the module of a build folder, or None if one is missing."""
     folder = pathlib.Path(build)
     files = [folder / "bench" / "decode_call_bench", folder / "libtandem-cuda.so"]
     return files if all(file.is_file() for file in files) else None
 
 
 def lines_of(bench, cells, extra):
-    """Runs the bench over cells of one group. Yields (cell, what it says, or the reason why it says nothing).
+    """Runs the bench over cells of one group. Yields (cell, the bench's result or a failure).
 
-    A cell that ends the bench is named, and the bench begins again behind it.
+    A cell at which the bench ends is yielded as a failure, and the bench starts again with the next cell.
     """
     program, module = bench
     least, most = TERMS[cells[0].group]
@@ -51,7 +51,7 @@ def lines_of(bench, cells, extra):
 
 
 def results_of(cell, said, contestants):
-    """Lines of the file, from one of the bench."""
+    """Yields the lines of the results file for one line of the bench."""
     if "failure" in said:
         for contestant in contestants:
             yield contestant, {"failure": said["failure"]}
@@ -68,7 +68,7 @@ def results_of(cell, said, contestants):
 
 
 def measure(bench, cells, missing):
-    """missing: of (cell, contestant), whether it is to be measured. Yields (cell, contestant, line)."""
+    """missing(cell, contestant) tells whether to measure this pair. Yields (cell, contestant, line)."""
     for contestants, extra in ((CALLS, []), ((KERNEL,), ["--kernel"])):
         wanted = [cell for cell in cells if any(missing(cell, each) for each in contestants)]
         if not wanted:

@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Attention of Tandem's CUDA module beside that of its rivals, shape by shape; a JSON line for each cell and contestant.
+"""Measures attention of Tandem's CUDA module and of its rivals, shape by shape. A JSON line for each cell and contestant.
 
   run.py --list [--only GROUP...]
   run.py --out FILE [--append] [--only GROUP...] [--build FOLDER] [--fa3 FILE] [--flashinfer FILE]
 
-Groups: decode, append, mqa, prefill, ragged (cells.py). Contestants: "tandem", planned calls through the C ABI that a graph
-replays, "tandem-eager", the same one by one, and "tandem-kernel", the attention of the window alone, all by
-decode_call_bench; PyTorch's "cudnn" and "flash"; "fa3" and "flashinfer" where there is a library for them (README.md).
-"+rows": with two copies that write the new rows (in the group mqa where it is named). Every output is first compared with
-double precision, Tandem's calls with the CPU's. tables.py makes tables of the file.
+Groups: decode, append, mqa, prefill, ragged (cells.py). Contestants: "tandem": planned calls through the C ABI that a graph
+replays; "tandem-eager": the same calls one by one; "tandem-kernel": only the attention of the window; all three by
+decode_call_bench. PyTorch's "cudnn" and "flash". "fa3" and "flashinfer" if a library is given for them (README.md). "+rows":
+with two copies that write the new rows (in the group mqa only if named). Every output is first compared with double precision,
+and Tandem's calls with the CPU. tables.py makes tables of the file.
 """
 import argparse
 import json
@@ -28,7 +28,7 @@ THEIRS = tuple(name + rows for name in ("cudnn", "flash", "fa3", "flashinfer") f
 
 
 class Results:
-    """The file: what it has is not measured again."""
+    """The results file. Pairs that it already has are not measured again."""
 
     def __init__(self, path, appends):
         self.path, self.done, self.card = pathlib.Path(path), set(), None
@@ -114,7 +114,7 @@ class Run:
 
 
 def find_theirs():
-    """The module of rivals; None where PyTorch or a GPU is missing."""
+    """Returns the module of rivals, or None if PyTorch or a GPU is missing."""
     try:
         import torch
     except ImportError:

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Tables of the lines that run.py has written, in Markdown, and a heat map of the group mqa.
+"""Makes Markdown tables of the lines that run.py has written, and a heat map of the group mqa.
 
   tables.py FILE... [--only GROUP...] [--picture PREFIX]
 
-A row of a table has microseconds: Tandem's kernel, the best rival that writes no rows, and the time of the one over that of
-the other; Tandem's planned call, or else the eager one, the best rival with two copies that write the rows, and their ratio;
-and what the machine's copying and its matrix products leave as the limit, whichever is more. Below 1, Tandem is faster. A
-cell that several lines have counts as in the last one; lines of different cards are not to be in one table, and are refused.
+A row of a table has microseconds. First come Tandem's kernel, the best rival that writes no rows, and the ratio of the two.
+Then come Tandem's planned call, or else the eager one, the best rival with two copies that write the rows, and their ratio. The
+last column is the limit: the machine's time for copying or for matrix products, whichever is longer. Below 1, Tandem is faster.
+For a cell with several lines the last line counts. Lines of different cards are refused.
 
 --picture writes PREFIX-light.svg and PREFIX-dark.svg.
 """
@@ -24,7 +24,7 @@ HEAD = ("cell", "kernel", "best rival", "ratio", "call", "best rival with rows",
 
 
 class Lines:
-    """us: of (group, cell), by contestant. facts: bytes and flops of it. notes: of its calls. machine: of the last run."""
+    """us: times by (group, cell) and contestant. facts: bytes and flops. notes: of the calls. machine: that of the last run."""
 
     def __init__(self, files):
         self.us, self.failures, self.facts, self.notes, self.machine, self.cards = {}, {}, {}, {}, None, set()
@@ -61,11 +61,11 @@ class Lines:
         return max(n_bytes / self.machine["copy_gb_per_s"] * 1e-3, flops / self.machine["tflop_per_s"] * 1e-6)
 
     def best(self, key, names):
-        """(us, name), or None."""
+        """Returns the best (us, name), or None."""
         return min(((self.us[key][name], name) for name in names if name in self.us[key]), default=None)
 
     def pairs(self, key):
-        """Ours and the best of the rivals, without the writing of rows and with it."""
+        """Returns Tandem's time and the best rival's, first without the writing of rows, then with it."""
         call = self.best(key, ("tandem",)) or self.best(key, ("tandem-eager",))
         return [(self.best(key, ("tandem-kernel",)), self.best(key, RIVALS)),
                 (call, self.best(key, [name + "+rows" for name in RIVALS]))]
@@ -106,7 +106,7 @@ def print_table(lines, group):
 
 
 def heat_map_module():
-    """That of the Python package, which needs nothing else of it."""
+    """Loads the Python package's heat map module, which needs no other part of the package."""
     file = ROOT / "bindings/python/tandem/eval/_heat_map.py"
     spec = importlib.util.spec_from_file_location("tandem_heat_map", file)
     module = importlib.util.module_from_spec(spec)
@@ -120,7 +120,7 @@ def short(total):
 
 
 def heat_map(lines):
-    """Ratios by shape and length: the kernel's, and the call's where rivals have been measured with rows, else over the same."""
+    """Maps ratios by shape and length: the kernel's, and the call's over rivals with rows if measured, else over the others."""
     cells = {}
     for cell in lines.cells("mqa"):
         before, queries, shape = re.fullmatch(r"(\d+)x1x(\d+)@(.+)", cell).groups()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """The rivals: attention of PyTorch (cuDNN, flash), and of libraries with the C interface that README.md describes.
 
-Each contestant attends cells over layers of random keys in turn. In the lines "+rows" two copies write the new rows of K and V
-before each call, as a rival's caller does.
+Each contestant attends cells over layers of random keys in turn. In "+rows" lines two copies write the new rows of K and V
+before each call, as a rival's caller must.
 """
 import ctypes
 import importlib.util
@@ -21,7 +21,7 @@ CALLS, REPLAYS, UNCOUNTED = 32, 9, 2
 
 
 class Layers:
-    """Keys of a cell, a place for each sequence as long as the longest; seen by token or by head, which are other numbers."""
+    """Keys of a cache, with room for the longest in each sequence. The views by token and by head have different keys."""
 
     def __init__(self, cell):
         self.cell, shape = cell, cell.shape
@@ -38,11 +38,11 @@ class Layers:
 
 
 class Contestant:
-    """Subclasses have a name and these methods.
+    """Base class. Subclasses have a name and these methods.
 
-    see(i): K and V of layer i as [batch, tokens, KV heads, dims]
+    see(i): returns K and V of layer i as [batch, tokens, KV heads, dims]
     call(i): attends layer i
-    output(): of the last call, [batch, queries, heads, dims]
+    output(): returns the last call's output, [batch, queries, heads, dims]
     """
 
     is_causal = True
@@ -52,7 +52,7 @@ class Contestant:
         self.layers, self.cell = layers, layers.cell
 
     def write_rows(self, i):
-        """The new rows of layer i, in two copies; of each sequence where lengths differ."""
+        """Writes the new rows of layer i in two copies, or two for each sequence if lengths differ."""
         for x in self.see(i):
             if not self.cell.is_ragged:
                 x[:, -self.cell.queries:].copy_(self.layers.new)
@@ -65,9 +65,9 @@ class Contestant:
 
 
 class Sdpa(Contestant):
-    """PyTorch's scaled_dot_product_attention over keys by head. A call for each sequence where lengths differ.
+    """PyTorch's scaled_dot_product_attention over keys by head. Makes a call for each sequence if lengths differ.
 
-    cuDNN's causal mask is that of squares alone: elsewhere it attends the rectangle without a mask, which is some more work.
+    cuDNN's causal mask works only for squares. Other shapes are attended without a mask, which is slightly more work.
     """
 
     backend = None
@@ -115,7 +115,7 @@ class Flash(Sdpa):
 
 
 class ByToken(Contestant):
-    """Over keys by token."""
+    """Attends keys by token."""
 
     def see(self, i):
         return self.layers.by_token[i]
@@ -125,7 +125,7 @@ class ByToken(Contestant):
 
 
 class Library(ByToken):
-    """A shared library with the interface of README.md; prefix: of its functions."""
+    """A shared library with the interface of README.md. prefix: prefix of its function names."""
 
     library, prefix = None, None
 
@@ -169,7 +169,7 @@ class FlashInferLibrary(Library):
 
 
 class FlashInferPackage(ByToken):
-    """Its paged prefill kernel, which its decode with tensor cores runs too; planned before. Pages of 16 tokens."""
+    """FlashInfer's paged prefill kernel, planned before, which its decode with tensor cores uses too. Pages of 16 tokens."""
 
     name, PAGE = "flashinfer", 16
 
@@ -195,7 +195,7 @@ class FlashInferPackage(ByToken):
                           shape.heads, shape.kv_heads, shape.dim, self.PAGE, causal=True, q_data_type=torch.bfloat16)
 
     def see(self, i):
-        """Each sequence's keys with zeros up to the longest."""
+        """Yields K and V with each sequence's keys padded with zeros to the longest."""
         longest = max(self.cell.totals)
         pad = torch.nn.functional.pad
         for plane in (self.caches[i, :, 0], self.caches[i, :, 1]):
@@ -219,7 +219,7 @@ def is_importable(name):
 
 
 def contestants_of(fa3, flashinfer):
-    """Classes by name; fa3, flashinfer: files, or None."""
+    """Returns classes by name. fa3, flashinfer: files, or None."""
     found = {"cudnn": Cudnn, "flash": Flash}
     if fa3:
         found["fa3"] = type("Fa3", (Library,), {"name": "fa3", "prefix": "fa3", "library": ctypes.CDLL(fa3)})
@@ -232,7 +232,7 @@ def contestants_of(fa3, flashinfer):
 
 
 def expected(contestant):
-    """Some rows of layer 0 in double precision, and which: (sequence, query)."""
+    """Returns some rows of layer 0 in double precision, and their places (sequence, query)."""
     cell, shape = contestant.cell, contestant.cell.shape
     q, (k, v) = contestant.layers.q, contestant.see(0)
     sequences = sorted({0, len(cell.totals) // 2, len(cell.totals) - 1})
@@ -250,7 +250,7 @@ def expected(contestant):
 
 
 def error_of(contestant):
-    """The largest relative error of a row of all heads: rows that see few keys are far larger than others."""
+    """Returns the largest relative error over rows of all heads: rows that see few keys are far larger than others."""
     wanted, places = expected(contestant)
     contestant.call(0)
     torch.cuda.synchronize()
@@ -269,7 +269,7 @@ def event_us(action):
 
 
 def time_of(call, n, most_ms):
-    """Microseconds a call, in graphs that go round n layers; median of replays."""
+    """Returns microseconds per call, in graphs that rotate over n layers; median of replays."""
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         call(0)
@@ -288,7 +288,7 @@ def time_of(call, n, most_ms):
 
 
 def measure(kind, layers, writes):
-    """A line of the file for a cell and a contestant; writes: whether copies write the new rows."""
+    """Returns the file's line for a cell and a contestant. writes: copies write the new rows."""
     contestant = kind(layers)
     try:
         error = error_of(contestant)
@@ -307,7 +307,7 @@ def measure(kind, layers, writes):
 
 
 def try_to_make_layers(cell):
-    """None where there is no memory for them: then no contestant is measured."""
+    """Returns the layers, or None if they do not fit in memory; then no contestant is measured."""
     try:
         return Layers(cell)
     except RuntimeError:
@@ -324,7 +324,7 @@ def try_to_measure(kind, layers, writes):
 
 
 def is_alive():
-    """False where a contestant has left the GPU in a state that only a new process ends."""
+    """Returns False if a contestant has left the GPU in a state that only a new process can end."""
     try:
         torch.cuda.synchronize()
     except RuntimeError:
@@ -333,7 +333,7 @@ def is_alive():
 
 
 def machine():
-    """What the card copies in GB/s, reading and writing, and multiplies in TFLOP/s, in bf16."""
+    """Measures the card's copy speed in GB/s, reads and writes counted, and its bf16 products in TFLOP/s."""
     a = torch.empty(1 << 30, dtype=torch.uint8, device="cuda").zero_()
     b = torch.empty_like(a)
     m = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)

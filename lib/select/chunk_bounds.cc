@@ -13,7 +13,7 @@
 namespace tandem {
 namespace {
 
-// bf16 is the upper half of a float. Cut off, a number is nearer to 0.
+// bf16 is the upper half of a float, so cutting off the lower half rounds towards 0.
 uint16_t bf16_at_most(float x) {
   const auto bits = std::bit_cast<uint32_t>(x);
   const uint32_t cut = bits >> 16;
@@ -22,7 +22,7 @@ uint16_t bf16_at_most(float x) {
 }
 uint16_t bf16_at_least(float x) { return bf16_at_most(-x) ^ 0x8000u; }
 
-// One key, as attention sees it.
+// Reads one key as attention sees it.
 void read_key(const Backend& cpu, const Layer& layer, const KvRun& run, int64_t i, float* to) {
   const int64_t dim = layer.k_head_dim;
   const auto* const k = static_cast<const std::byte*>(run.k) + i * row_bytes(layer.k_type, dim);
@@ -152,7 +152,7 @@ Status ChunkBounds::fill(const Backend& cpu, const Layer& layer, const StoreView
     for (int64_t chunk = begin; chunk < std::min(all.end, begin + all.of_task); ++chunk) all.one(chunk, kv_head);
   };
   const int64_t n_tasks = n_ranges * layer.n_kv_heads;
-  if (fill.end - fill.first == 1 && layer.n_kv_heads * chunk_len_ <= kOfTask)  // as decode calls have it, now and then
+  if (fill.end - fill.first == 1 && layer.n_kv_heads * chunk_len_ <= kOfTask)  // a decode call that completes a chunk
     for (int64_t i = 0; i < n_tasks; ++i) task(&fill, i, 0);
   else
     cpu.table->run(cpu.self, n_tasks, task, &fill);

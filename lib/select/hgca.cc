@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: MIT
 // HGCA (Deng et al., "HGCA: hybrid GPU-CPU attention for long context LLM inference", section 3.2).
 //
-// Each query head keeps a moving average of the attention weight (MAW) that every key in the window received. A key leaving
-// the window takes its MAW along and stays in the sparse set of its head when it was salient:
+// Each query head keeps a moving average of the attention weight (MAW) that every key in the window has received. A key that
+// leaves the window takes its MAW along. It stays in the sparse set of its head if it was salient:
 //
 //   at eviction        maw > beta / window size
-//   after an append    maw > beta / host size, for every key outside the window: dropped ones may come back
+//   after an append    maw > beta / host size, for every key outside the window, so dropped keys may come back
 //
-// The threshold is a fraction of what a uniform head would give each key, so a peaked head keeps few keys and a flat one
-// many: no top-k. Query heads that share a KV head also share what is read: the KV head keeps the union of what they keep.
-// Attention over the kept keys is exact over them and never rescaled.
+// The threshold is a fraction of the weight that a uniform head would give each key. So a peaked head keeps few keys and a
+// flat head many, without a top-k. Query heads that share a KV head also share its reads: the KV head keeps the union of
+// their keys. Attention over the kept keys is exact and never rescaled.
 //
-// Beyond the paper: a strongly attended key also keeps the halo_len keys after it. A head that copies (an induction
-// head) attends one key now and the next key at the next step, which nobody had reason to attend before; without the halo
-// the first digit of a number is found again and the second is not. Strong keys are few, so the halo costs little.
+// Beyond the paper: a strongly attended key also keeps the halo_len keys after it. A head that copies (an induction head)
+// attends one key now and the next key at the next step, and no earlier query had reason to attend that next key. Without
+// the halo the first digit of a number is found again and the second is not. Strong keys are few, so the halo costs little.
 #include "lib/select/hgca.h"
 
 #include <algorithm>
@@ -24,9 +24,9 @@
 namespace tandem {
 namespace {
 
-constexpr float kStrong = 0.01f;  // of the moving average: at most 100 keys of a head are
+constexpr float kStrong = 0.01f;  // moving average of a strong key; at most 100 keys of a head exceed it
 
-// A selection is copied to a larger buffer when it grows: at that moment one KV head has both.
+// While a selection grows, its rows are copied to a larger buffer. One KV head has both buffers at that time.
 SelectorBytes bytes_of(const Layer& layer, const PolicyOptions& options, size_t, int64_t kv_len) {
   const int64_t key_bytes = plane_bytes(layer).total(), host_len = std::max<int64_t>(0, kv_len - options.window_len);
   const int64_t n_tokens = (kv_len + Maw::kBlock - 1) / Maw::kBlock * Maw::kBlock;
@@ -34,7 +34,8 @@ SelectorBytes bytes_of(const Layer& layer, const PolicyOptions& options, size_t,
           host_len * key_bytes};
 }
 
-// The device has counted these queries in the window's keys, whether their tokens stay or not.
+// Counts the held queries now. The device has already counted them in the window's keys, whether their tokens are kept or
+// not.
 void count_held_of_device(HgcaState& state, const Sequence& sequence) {
   if (state.held.n == 0) return;
   try {
@@ -88,7 +89,7 @@ HgcaState::HgcaState(Hgca& of) : hgca(of), heads(static_cast<size_t>(of.layer().
   job.context = this;
 }
 
-// Indices first: a later call finds the capacity of the MAW short and comes here again.
+// Indices grow first. If they fail, the capacity of the MAW is still too small, so a later call tries again.
 Status HgcaState::grow(int64_t n_tokens, const Watch& watch) {
   join(watch);
   TANDEM_TRY(watch.check());
@@ -105,7 +106,7 @@ Status HgcaState::copy_from(const SelectState& other) {
   return {};
 }
 
-// Tokens that come back into the window leave the selections; whatever is cut off is forgotten.
+// Tokens that come back into the window leave the selections. All data of tokens that are cut off is dropped.
 void HgcaState::cut(const Sequence& sequence, int64_t n_tokens, int64_t window_begin) {
   guess = {};
   join();
@@ -148,7 +149,7 @@ SelectedTokens HgcaState::selected(int32_t kv_head) const {
   return tokens;
 }
 
-// An append goes on with the queries of the appends before it, unless a device has counted these in a part of the keys.
+// An append continues with the held queries of earlier appends, unless a device has counted these in some of the keys.
 Status HgcaState::prepare_on_host(SequenceCall* call, bool is_speculative) {
   const int64_t window_begin = call->state->window_begin;
   if (!call->is_append || is_unjudged) TANDEM_TRY(catch_up(*call->sequence, window_begin));
@@ -169,7 +170,7 @@ Status HgcaState::prepare_on_host(SequenceCall* call, bool is_speculative) {
   return {};
 }
 
-// While calls are under way the state is the device's thread's. late: the keys as they are now.
+// While calls are in flight, the device's thread owns the state. late: gets the keys as they are now.
 void HgcaState::prepare_on_device(SequenceCall* call, bool is_speculative, TicketCopy* late, int64_t* n_evicted) {
   const Layer& layer = hgca.layer();
   if (is_speculative) {
@@ -177,8 +178,8 @@ void HgcaState::prepare_on_device(SequenceCall* call, bool is_speculative, Ticke
     guess.q.resize(n_rows * static_cast<size_t>(layer.k_head_dim));
     guess.lse.resize(n_rows);
   }
-  // Nothing leaves the window before a guess is committed. Queries of tokens that are there already may all be older than
-  // the window: nothing leaves with them either.
+  // Nothing leaves the window before a guess is committed. Queries of existing tokens may all be older than the window. Then
+  // nothing leaves it either.
   const bool evicts = !is_speculative;
   const int64_t evicted = evicts ? std::min(hgca.evicted_to(call->state->window_begin, call->length), call->length) : 0;
   call->evict_end = std::max(evicted, call->resident_begin);
@@ -191,7 +192,7 @@ void HgcaState::prepare_on_device(SequenceCall* call, bool is_speculative, Ticke
   if (call->is_append) held.reserve(layer, hgca.n_counted());
 }
 
-// Waits for background work. Judges all keys now, where appends on the device have waited for this query.
+// Waits for background work. Judges all keys now if appends on the device have left that to this query.
 void HgcaState::select(const SequenceCall& call, TicketCopy* late) {
   join();
   if (!call.flushes || !due) return;
@@ -210,9 +211,9 @@ void HgcaState::committed(const SequenceCall& call, bool is_speculative) {
   if (!call.is_append && host_end != call.window_begin) post_eviction(call.window_begin, host_end);
 }
 
-// A short one is done at once: to hand it over takes a wake-up, and the engine's thread yields to others.
+// Does short work at once: handing it over would need a wake-up, and the engine's thread yields to others.
 void HgcaState::finish(const SequenceCall& call, const Watch& watch) {
-  constexpr int64_t kShort = int64_t{1} << 28;  // products of numbers; some milliseconds
+  constexpr int64_t kShort = int64_t{1} << 28;  // multiply-adds; some milliseconds
   if (!call.is_append) return;
   const int64_t n_rows = held.n * hgca.layer().n_q_heads;
   if (watch.cancel == nullptr || n_rows * call.length * hgca.layer().k_head_dim < kShort) return re_evaluate();

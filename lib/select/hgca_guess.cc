@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT
-// The end of a guess under "hgca": weights of the queries whose tokens stay are counted, as if these had been decoded one by
-// one. A guess on host tensors has left logits, over keys at the places where they were guessed; a guess on device tensors
-// has left queries, which are multiplied with the store's keys once these are in their places.
+// The end of a guess under "hgca". The weights of queries whose tokens are kept are counted as if these tokens had been
+// decoded one by one. A guess on host tensors has left logits, over keys at their speculative places. A guess on device
+// tensors has left queries, which are multiplied with the store's keys once these have moved to their final places.
 #include "lib/select/hgca.h"
 #include "lib/store/cache.h"
 
 namespace tandem {
 
-// The runs that judging would read, while this can still fail.
+// Gets the runs that judging will read, as this may still fail now.
 Status HgcaState::prepare_guess(const KeptGuess& kept) {
   join();
   if (kept.kept_idx.empty()) return {};
@@ -26,7 +26,7 @@ void HgcaState::count_guess(const KeptGuess& kept, bool have_moved, int64_t* win
     count_guess_of_host(kept, window_begin);
 }
 
-// Each query's weights, then an eviction where the window overflows.
+// Counts each query's weights, then evicts if the window overflows.
 void HgcaState::count_guess_of_host(const KeptGuess& kept, int64_t* window_begin) {
   const Layer& layer = hgca.layer();
   const auto l = static_cast<size_t>(hgca.layer_idx());

@@ -2,18 +2,18 @@
 // Refreshing a selection.
 //
 //   weights   after an append: maw = (1 - alpha)^n maw + sum_i alpha (1 - alpha)^(n - 1 - i) w_i over its n queries,
-//             which is what n updates in a row give; queries older than counted_queries() have faded
-//   select    the policy judges the evicted tokens, or all tokens outside the window
-//   copy      the rows of the kept tokens, side by side for each KV head
+//             the same as n updates one by one; queries older than counted_queries() have faded
+//   select    applies the policy's rule to the evicted tokens, or to all tokens outside the window
+//   copy      copies the rows of the kept tokens, contiguous for each KV head
 //
-// Decode must not wait for this. A decode step judges the evicted block alone, which takes microseconds. On host tensors a
-// background job does that before the layer's next call joins it. On device tensors all workers do it after observe().
-// Copies grow by new blocks: moving all rows would take longer than a step.
+// Decode must not wait for a refresh. A decode step judges only the evicted block, which takes microseconds. On host tensors
+// a background job does that before the layer's next call joins it. On device tensors all workers do it after observe().
+// Copies grow by new blocks, as moving all rows would take longer than a step.
 //
-// A re-evaluation is of another size. It multiplies the last queries with all keys: as much as the append's own attention
-// over these queries, and as tens to hundreds of decode steps. No lag hides that where the steps use all cores. So it
-// belongs to the append, at whose end it runs on the whole pool with the kernels of attention, a block of a head's keys at a
-// time; none of its results depends on which worker computes what.
+// A re-evaluation is far more work. It multiplies the last queries with all keys: as much work as the append's own attention
+// for these queries, and as tens to hundreds of decode steps. Delaying it does not hide it if the steps use all cores. So it
+// is part of the append: it runs at the append's end on the whole pool, with the kernels of attention, a block of a head's
+// keys at a time. Results do not depend on which worker computes what.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -27,7 +27,7 @@
 namespace tandem {
 namespace {
 
-// Judges tokens [begin, end) of one KV head; the kept ones go to kept. Returns how many.
+// Judges tokens [begin, end) of one KV head and writes the kept ones to `kept_tokens`. Returns their number.
 int64_t judge(HgcaState& state, int32_t kv_head, int64_t begin, int64_t end, int64_t* halo_left, int32_t* kept_tokens) {
   const PolicyOptions& options = state.hgca.options();
   const Layer& layer = state.hgca.layer();
@@ -52,7 +52,8 @@ int64_t judge(HgcaState& state, int32_t kv_head, int64_t begin, int64_t end, int
   return n_tokens;
 }
 
-// The same, to the end of the head's list. Tokens before `begin` are judged once more for the halo that they cast.
+// Appends the kept tokens of [begin, end) to the head's list. Judges tokens before `begin` again for the halo that they
+// cast.
 void select_tokens(HgcaState& state, int32_t kv_head, int64_t begin, int64_t end) {
   HeadSelection& head = state.heads[static_cast<size_t>(kv_head)];
   const PolicyOptions& options = state.hgca.options();
@@ -63,7 +64,7 @@ void select_tokens(HgcaState& state, int32_t kv_head, int64_t begin, int64_t end
   head.n_tokens += judge(state, kv_head, begin, end, &halo_left, head.token_idx.as<int32_t>() + head.n_tokens);
 }
 
-// Copies large enough to have huge pages of their own: smaller ones would each become a mapping, of which a process has few.
+// Places copies that have huge pages of their own. Each smaller copy would become a separate mapping, and a process has few.
 void place_copies(const CopiedRows& block, const HgcaState& state, int32_t kv_head) {
   Cache& cache = state.hgca.cache();
   const Backend& cpu = state.hgca.cpu();
@@ -72,8 +73,8 @@ void place_copies(const CopiedRows& block, const HgcaState& state, int32_t kv_he
     if (plane.bytes() >= kHugePageBytes) place(cpu, cache.host_tier(), plane.data(), plane.bytes(), node);
 }
 
-// Makes room for all selected tokens and some more, at most for all tokens outside the window; keeps the rows that are
-// copied. A last block that is small grows, others stay as they are.
+// Makes room for all selected tokens and some more, at most for all tokens outside the window. Keeps the rows that are
+// copied. Replaces a small last block by a larger one; other blocks stay as they are.
 Status grow(HeadSelection& head, const HgcaState& state, int32_t kv_head) {
   constexpr int64_t kSmall = 512;  // rows
   if (head.n_tokens <= head.capacity()) return {};
@@ -94,7 +95,7 @@ Status grow(HeadSelection& head, const HgcaState& state, int32_t kv_head) {
   return {};
 }
 
-// The rows of selected tokens [first, end).
+// Copies the rows of selected tokens [first, end).
 void copy_selected(const HeadSelection& head, const HgcaState& state, int32_t kv_head, int64_t first, int64_t end) {
   const PlaneBytes bytes = plane_bytes(state.hgca.layer());
   const auto* tokens = head.token_idx.as<int32_t>();
@@ -110,12 +111,12 @@ void copy_selected(const HeadSelection& head, const HgcaState& state, int32_t kv
 bool has_room(HeadSelection& head, const HgcaState& state, int32_t kv_head) {
   try {
     return grow(head, state, kv_head).ok();
-  } catch (const std::bad_alloc&) {  // the error's own text
+  } catch (const std::bad_alloc&) {  // building the error's text may also fail
     return false;
   }
 }
 
-// Whether the rows of the tokens that are selected now can be copied: there is room for them.
+// Judges a head. Returns true if the rows of the selected tokens can be copied, as there is room for them.
 bool judge_head(HgcaState& state, int32_t kv_head) {
   HeadSelection& head = state.heads[static_cast<size_t>(kv_head)];
   const int64_t sink_len = state.hgca.options().sink_len;
@@ -125,7 +126,8 @@ bool judge_head(HgcaState& state, int32_t kv_head) {
     head.n_tokens = head.n_copied = 0;
     select_tokens(state, kv_head, sink_len, state.host_end);
   }
-  if (state.keys.keeps_positions) return false;  // rotated by position at attend time: read from the store, one by one
+  // Keys are rotated by position at attend time, so attention reads them from the store one by one.
+  if (state.keys.keeps_positions) return false;
   const bool reaches = head.n_copied == head.n_tokens || head.token_idx.as<int32_t>()[head.n_copied] >= state.keys.begin;
   if (reaches && has_room(head, state, kv_head)) return true;
   state.uncopied = true;
@@ -140,7 +142,7 @@ void refresh_head(HgcaState& state, int32_t kv_head) {
   head.n_copied = head.n_tokens;
 }
 
-// All heads, of which each may have most of its keys selected: their rows are copied a piece at a time, by all workers.
+// Refreshes all heads after an append. Each may have selected most of its keys, so all workers copy their rows in pieces.
 void refresh_all_heads(HgcaState& state) {
   constexpr int64_t kPiece = 1024;  // rows
   struct Pieces {
@@ -186,7 +188,7 @@ class RefreshTimer {
 
 }  // namespace
 
-// From now on, until every head has a copy again, evictions must bring the rows of all tokens.
+// Evictions must bring the rows of all tokens until every head has its copy again.
 void HgcaState::note_copies() {
   const auto lacks_copy = [](const HeadSelection& head) { return head.n_copied < head.n_tokens; };
   wants_all = !keys.keeps_positions && std::any_of(heads.begin(), heads.end(), lacks_copy);
@@ -235,7 +237,7 @@ void judge_evicted_by_all(std::span<SelectState* const> states) {
   for (size_t i = 0; i < states.size(); ++i) at(states, i)->note_copies();
 }
 
-// A job for each head and block of the MAW, so that weights are added where they belong.
+// Makes one job for each head and block of the MAW, so that a job adds its weights in place.
 void HgcaState::count_weights(const CountedQueries& queries) {
   const Layer& layer = hgca.layer();
   const float alpha = hgca.options().alpha;

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
-// What "hgca" learns of a call: weights of the call's queries go into the moving averages (MAW), and the last queries of an
+// What "hgca" learns from a call. Weights of the call's queries go into the moving averages (MAW). The last queries of an
 // append are held until all keys are judged.
 //
-// On host tensors weights are those that the jobs have left as logits; keys are judged after the call. On a device the host
-// counts weights of the keys that the window does not have, and the device hands over the MAW of the keys that leave the
-// window. After a single query these keys are judged at once: the pool's workers are awake then and have nothing else to do
-// until the next call's part, while a background thread would have to get a CPU first, and the next call to wait for it.
-// After an append all keys are judged, by the next query that is not of an append (HgcaState::select).
+// On host tensors the attend jobs have left the weights as logits, and keys are judged after the call. On a device the host
+// counts weights of keys outside the window, and the device hands over the MAW of keys that leave the window. After a single
+// query the host judges these keys at once. The pool's workers are awake then and idle until the next call's part. A
+// background thread would first have to get a CPU, and the next call would have to wait for it. After an append, the next
+// query that is not of an append judges all keys (HgcaState::select).
 #include <algorithm>
 
 #include "lib/select/hgca.h"
@@ -16,7 +16,7 @@ namespace {
 
 HgcaState& state_of(const SequenceCall& call) { return static_cast<HgcaState&>(*call.state->selection); }
 
-// A call on host tensors: single queries, of which each head's weights over the resident keys are one task.
+// Counts the weights of a call's single queries on host tensors. A task is one head's weights over the resident keys.
 class HostWeights {
  public:
   HostWeights(const Hgca& hgca, std::span<SequenceCall> calls) : hgca_(hgca), calls_(calls) {}
@@ -65,7 +65,7 @@ void observe_on_host(const Hgca& hgca, const Observation& seen) {
   HostWeights(hgca, seen.calls).count();
 }
 
-// Queries and lse of speculative tokens, whose weights are counted if they stay.
+// Keeps queries and lse of speculative tokens. Their weights are counted if the tokens are kept.
 void take_guess(std::span<SequenceCall> calls) {
   for (const SequenceCall& call : calls) {
     HeldGuess& guess = state_of(call).guess;
@@ -74,7 +74,7 @@ void take_guess(std::span<SequenceCall> calls) {
   }
 }
 
-// From [q_len][n_q_heads], as the device has them, to [n_kv_heads][q_len][group_size].
+// Reorders from [q_len][n_q_heads], the device's order, to [n_kv_heads][q_len][group_size].
 void sort_lse(const Layer& layer, SequenceCall* call, std::vector<float>* sorted) {
   const int64_t group = layer.group_size, n_q_heads = layer.n_q_heads;
   sorted->resize(static_cast<size_t>(call->q_len * n_q_heads));
@@ -84,7 +84,8 @@ void sort_lse(const Layer& layer, SequenceCall* call, std::vector<float>* sorted
   call->lse = sorted->data();
 }
 
-// Of an append over all the host's keys; of a single query over those that the session has just found.
+// Counts weights over all keys outside the window for an append. For a single query counts only over keys that were appended
+// without this session and were never in its window.
 void count_host_weights(const Hgca& hgca, const SequenceCall& call) {
   const Layer& layer = hgca.layer();
   const int64_t n = std::min(call.q_len, hgca.n_counted()), skipped = call.q_len - n;
@@ -101,8 +102,8 @@ void count_host_weights(const Hgca& hgca, const SequenceCall& call) {
   state_of(call).count_weights(queries);
 }
 
-// All keys are judged after an append, at the next query that is not of an append: a prompt in chunks has them judged once.
-// Where the append has as many queries as matter, these are held until then, and replace the queries of appends before it.
+// After an append, the next query that is not of an append judges all keys, so a prompt in chunks has them judged once. If
+// the append has as many queries as count, these are held until then and replace the queries of earlier appends.
 void keep_append(const Hgca& hgca, const SequenceCall& call) {
   HgcaState& state = state_of(call);
   state.due = true;
@@ -117,7 +118,8 @@ void keep_append(const Hgca& hgca, const SequenceCall& call) {
   if (call.counts_on_host()) count_host_weights(hgca, call);
 }
 
-// The MAW of the keys that leave the window, which the device has left in the slot: [n_q_heads][n_evicted] of all sequences.
+// Takes the MAW of keys that leave the window. The device has left them in the slot: [n_q_heads][n_evicted] of all
+// sequences.
 void take_evicted(const Hgca& hgca, const SequenceCall& call, const HostSlot& slot) {
   const auto* maw = reinterpret_cast<const float*>(slot.data + slot.exchange.maw_at);
   for (int64_t t = call.resident_begin; t < call.evict_end;) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What is saved of a sequence under "hgca": averages, selected tokens, and the queries that wait to be counted. Copies of
-// rows are made again of the store, in one block for each head.
+// Saves a sequence's state under "hgca": averages, selected tokens, and queries that wait to be counted. After loading, rows
+// are copied from the store again, in one block for each head.
 #include <algorithm>
 
 #include "lib/select/hgca.h"

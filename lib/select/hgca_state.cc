@@ -87,7 +87,7 @@ void HeadSelection::cut(int64_t end) {
   n_copied = std::min(n_copied, n_tokens);
 }
 
-// Tokens that become sinks are not selected any more.
+// Also drops tokens that become sinks.
 void HeadSelection::erase(const PlaneBytes& bytes, int64_t first, int64_t n_erased, int64_t sink_len) {
   auto* idx = token_idx.as<int32_t>();
   const int64_t last = first + n_erased;

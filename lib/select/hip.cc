@@ -2,10 +2,13 @@
 // Hierarchical pruning with cached lists (Lee et al., "InfiniteHiP: extending language model context up to 3 million tokens
 // on a single GPU", arXiv 2502.08910, algorithms 1 to 4).
 //
-// Beyond the paper: a stage may judge chunks by bounds of their keys or by all of their keys, for the paper's search misses
-// single keys whose neighbours score low; each KV head has a list of its own; where a list serves several query heads the
-// last exact stage weighs logits against what each head attends. The window of a query block begins window_tokens - 1 tokens
-// before its first query, for all of its queries, so that no key is in neither window nor candidates.
+// Departures from the paper:
+// - A stage may judge chunks by bounds of their keys or by all of their keys. The paper's search misses single keys whose
+// neighbours score low.
+// - Each KV head has its own list.
+// - Where a list serves several query heads, the last exact stage weighs a head's logits against all that the head attends.
+// - The window of a query block begins window_tokens - 1 tokens before its first query, for all of its queries. So every key
+// is in the window or a candidate.
 #include "lib/select/hip.h"
 
 #include <algorithm>
@@ -16,7 +19,7 @@
 namespace tandem {
 namespace {
 
-// Of each length of chunk that a stage wants bounds of.
+// Makes bounds for each chunk length of stages that judge by bounds.
 std::vector<ChunkBounds> bounds_of(const PruningOfLayer& pruning) {
   std::vector<ChunkBounds> made;
   for (const PruningRecord* record : {&pruning.decode, &pruning.append})
@@ -71,7 +74,7 @@ Status HipState::copy_from(const SelectState& other) {
   return {};
 }
 
-// Lists are of chunks and stages of this record.
+// The saved lists have the chunks and stages of this record.
 Status HipState::visit_record(StateVisitor& visitor) const {
   const PruningRecord& record = hip_.pruning().decode;
   TANDEM_TRY(visitor.same("pruning.shared_lists", hip_.shares_lists() ? 1 : 0));
@@ -90,7 +93,7 @@ Status HipState::visit_record(StateVisitor& visitor) const {
   return {};
 }
 
-// Bounds are not saved: they are made of the keys again, by the next call.
+// Bounds are not saved. The next call computes them again from the keys.
 Status HipState::visit(StateVisitor& visitor, const Sequence& sequence, int64_t) {
   const int64_t length = sequence.lengths[static_cast<size_t>(hip_.layer_idx())];
   const std::vector<PruningStage>& stages = hip_.pruning().decode.stages;
@@ -135,7 +138,7 @@ int64_t HipState::n_selected(int32_t kv_head) const {
   return std::ssize(list) * hip_.pruning().decode.stages[last.place].chunk_len;
 }
 
-// What the search reads may grow in other calls: extents are copied. The sequence itself is in flight.
+// Other calls may grow the store during the search, so this copies the extents. The sequence itself is in flight.
 Status HipState::prepare_on_host(SequenceCall* call, bool is_speculative) {
   const auto l = static_cast<size_t>(hip_.layer_idx());
   const Sequence& sequence = *call->sequence;
@@ -148,8 +151,8 @@ Status HipState::prepare_on_host(SequenceCall* call, bool is_speculative) {
   return {};
 }
 
-// Keys that stages may look at get their bounds: of an append up to its last block's, of a guess those before its first
-// query.
+// Computes bounds of the keys that stages may read: in an append up to those of its last block, in a guess those before its
+// first query.
 Status HipState::bound_chunks(const SequenceCall& call, const Watch& watch) {
   const int64_t end = !is_guess_ && call.q_len > 1 ? call.length : call.first_query;
   for (ChunkBounds& of : bounds_) {
@@ -182,7 +185,7 @@ Status HipState::name_keys(const SequenceCall& call, const Watch& watch) {
   judged_bytes_ = 0;
   if (may_be_cached && n_stages_ > 0 && n_run_ == 0 && may_keep_names()) return {};
   names_are_cached_ = false;
-  (void)hip_.search().take_judged_bytes();  // of a call that has failed
+  (void)hip_.search().take_judged_bytes();  // left over from a failed call
   if (may_be_cached) {
     TANDEM_TRY(hip_.search().search_cached(searched, cached_, watch, &ran_, &lists_));
   } else {
@@ -193,8 +196,8 @@ Status HipState::name_keys(const SequenceCall& call, const Watch& watch) {
   return {};
 }
 
-// The lists of the last decode call name the same keys in this one. Where they have chunks longer than the finest, these are
-// cut where candidates end, which moves on.
+// Returns true if the last decode call's names are valid for this call. They are not if the lists have chunks longer than
+// the finest ones: these are cut where candidates end, and that end moves on.
 bool HipState::may_keep_names() const {
   return names_are_cached_ &&
          hip_.pruning().decode.stages[cached_.stages[cached_.n - 1].place].chunk_len == lists_.chunk_len;
@@ -222,7 +225,7 @@ void HipState::write_names(const PruningRecord& record) {
 }
 
 void HipState::committed(const SequenceCall& call, bool) {
-  if (call.is_on_device()) {  // the search was there
+  if (call.is_on_device()) {  // the device has searched
     cached_.are_valid = false;
     return;
   }
@@ -237,7 +240,7 @@ void HipState::committed(const SequenceCall& call, bool) {
   }
 }
 
-// The lists of an append may be long, and nobody asks for them any more.
+// Frees the lists of an append, which may be long and are not needed any more.
 void HipState::finish(const SequenceCall& call, const Watch&) {
   if (call.q_len <= kMostQueryBlock) return;
   lists_ = {};

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
-// What the policy "hip" keeps of a sequence in a layer: bounds of chunks, and the lists of the last decode calls. What it
-// does with them is in lib/select/hip_search.h; the rules are in pruning.h of the ABI.
+// State of policy "hip" for one layer of a sequence: bounds of chunks, and the lists of the last decode calls. The search is
+// in lib/select/hip_search.h. The ABI's pruning.h has the rules.
 //
 // clang-format off
-//   name_keys   the lists of a call's query blocks: from the cached ones where no stage is due, else by a search
-//   committed   the lists of a decode call become the cached ones; after any other call that has appended none are cached
+//   name_keys   gets the lists of a call's query blocks: cached ones where no stage is due, else by a search
+//   committed   caches the lists of a decode call; any other call that has appended clears the cache
 // clang-format on
 #pragma once
 
@@ -45,21 +45,21 @@ struct HipState final : SelectState {
   void write_names(const PruningRecord& record);
 
   Hip& hip_;
-  std::vector<ChunkBounds> bounds_;  // of each length of chunk that a stage wants bounds of
-  CachedLists cached_, ran_;         // of the last decode call, and of the call under way those that have run
-  bool names_are_cached_ = false;    // names_ are those of cached_, and were made by the last decode call
-  // Of the call under way.
+  std::vector<ChunkBounds> bounds_;  // one for each chunk length of stages that judge by bounds
+  CachedLists cached_, ran_;         // lists of the last decode call, and of the stages that ran in the call in progress
+  bool names_are_cached_ = false;    // names_ come from cached_ and were written for the last decode call
+  // The call in progress.
   bool is_guess_ = false;
-  bool appends_ = false;    // tokens that are no guess
-  bool is_decode_ = false;  // one query, of a token that the call appends
+  bool appends_ = false;    // appends tokens that are not speculative
+  bool is_decode_ = false;  // one query, for a token that the call appends
   StoreView stored_;
   std::vector<std::byte*> extents_;
-  size_t n_stages_ = 0, n_run_ = 0;  // of a call whose lists may be cached: stages that are there, and those that run
+  size_t n_stages_ = 0, n_run_ = 0;  // numbers of active stages, and of those that run; used if lists may be cached
   int64_t judged_bytes_ = 0;
   BlockLists lists_;
   QueryNames names_;
-  int64_t n_written_ = 0;     // times that names_ have been written
-  std::vector<int32_t> idx_;  // of names_
+  int64_t n_written_ = 0;     // how often names_ have been written
+  std::vector<int32_t> idx_;  // the indices that names_ points to
 };
 
 class Hip final : public Selector {
@@ -79,7 +79,7 @@ class Hip final : public Selector {
  private:
   const SelectorSetup setup_;
   const Layer& layer_;
-  HipSearch search_;  // one call at a time
+  HipSearch search_;  // serves one call at a time
 };
 
 }  // namespace tandem

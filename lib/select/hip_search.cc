@@ -13,17 +13,16 @@
 namespace tandem {
 namespace {
 
-constexpr int64_t kBatchQueries = 512;       // of a call that are searched at a time
-constexpr int64_t kWantedPieces = 64;        // of a stage: some for each core of a processor, mostly
-constexpr int64_t kLeastOfPiece = 32 << 10;  // bytes: some microseconds, what handing a piece over is worth
+constexpr int64_t kBatchQueries = 512;       // queries of a call that are searched together
+constexpr int64_t kWantedPieces = 64;        // pieces of a stage: usually a few for each core of a processor
+constexpr int64_t kLeastOfPiece = 32 << 10;  // bytes: some microseconds of work, enough to justify the hand-over of a piece
 
 const PruningStage& finest(const PruningRecord& record) {
   return *std::min_element(record.stages.begin(), record.stages.end(),
                            [](const auto& a, const auto& b) { return a.chunk_len < b.chunk_len; });
 }
 
-// The lists of a call are made of the smallest query blocks and the finest chunks of all stages, whether these are there or
-// not.
+// A call's lists have the smallest query blocks and the finest chunks of all stages, active or not.
 void set_blocks(const SearchedCall& call, BlockLists* lists) {
   const PruningRecord& record = *call.record;
   lists->query_block = record.stages[0].query_block;
@@ -34,7 +33,7 @@ void set_blocks(const SearchedCall& call, BlockLists* lists) {
   lists->window_queries.assign(static_cast<size_t>(n_blocks), 0);
 }
 
-// Parts of chunk_len tokens of chunks of whole_len tokens, but for those that begin at `end` or behind it.
+// Splits chunks of whole_len tokens into parts of chunk_len tokens, without parts that begin at `end` or later.
 void split_chunks(const ChunkList& whole, int64_t whole_len, int64_t chunk_len, int64_t end, ChunkList* parts) {
   const int64_t n = whole_len / chunk_len;
   const auto is_before_end = [&](int32_t chunk) { return chunk * chunk_len < end; };
@@ -91,8 +90,8 @@ float* HipSearch::scores_of(const Piece& piece) {
   return scores_.data() + block.scores_at + head * block.from.n + piece.begin;
 }
 
-// A block of the first stage (before is null) looks at all chunks, others at parts of what was kept for the block of the
-// stage before that has their queries.
+// Adds the blocks of a stage. Blocks of the first stage (before is null) have all chunks as candidates. Other blocks have
+// the parts of the chunks that the stage before has kept for the same queries.
 void HipSearch::add_blocks(const PruningStage& stage, const PruningStage* before, TokenRange queries,
                            const std::vector<ChunkList>& parents, std::vector<ChunkList>* kept) {
   const int64_t n_lists = call_->n_lists(), len = stage.chunk_len;
@@ -120,9 +119,10 @@ void HipSearch::add_blocks(const PruningStage& stage, const PruningStage* before
     }
 }
 
-// A stage that normalises and has few KV heads to judge, each for few rows, keeps these rows' largest logits until all
-// pieces of a KV head are judged; sinks and window are a piece of their own. Many rows would have too many numbers to keep:
-// they have one piece for each KV head, which the kernel normalises. Such calls have enough blocks to keep all workers busy.
+// Cuts a block's candidates for one KV head into pieces. If the stage normalises, has few KV heads to judge and few rows for
+// each, pieces store these rows' largest logits until all pieces of the KV head are judged. Sinks and window then are a
+// piece of their own. Many rows would have too many numbers to store. They get one piece for each KV head, which the kernel
+// normalises. Such calls have enough blocks to keep all workers busy.
 void HipSearch::cut_head(int64_t b, int32_t kv_head, int64_t n_wanted) {
   const Block& block = blocks_[static_cast<size_t>(b)];
   const int64_t n = block.from.n, n_rows = rows_of(block);
@@ -226,7 +226,7 @@ void HipSearch::judge_bounds(const Piece& piece, Scratch& scratch, int32_t worke
   call_->cpu->table->judge_chunks(call_->cpu->self, job, worker_idx);
 }
 
-// What the block attends beside its candidates: sinks and window, each token once. Returns how many keys these are.
+// Adds the other keys that the block attends: sinks and window, each token once. Returns their number.
 int64_t HipSearch::add_rest(const Block& block, int32_t kv_head, std::vector<KvRun>* runs) const {
   const int64_t len = stage_->chunk_len, p0 = call_->p0(block.query), sink_len = call_->record->sink_len;
   const int64_t window = std::max(sink_len, p0 + 1 - call_->record->window_len);
@@ -247,7 +247,7 @@ int64_t HipSearch::add_rest(const Block& block, int32_t kv_head, std::vector<KvR
   return n_keys;
 }
 
-// With normalising, what the block attends beside the list counts in the sums.
+// With normalising, these other keys count in the sums.
 void HipSearch::judge_exact(const Piece& piece, Scratch& scratch, int32_t worker_idx) {
   const Block& block = blocks_[static_cast<size_t>(piece.block)];
   const int64_t len = stage_->chunk_len, n = piece.end - piece.begin;
@@ -277,7 +277,8 @@ void HipSearch::judge_exact(const Piece& piece, Scratch& scratch, int32_t worker
   call_->cpu->table->judge_chunks(call_->cpu->self, job, worker_idx);
 }
 
-// Scores of a KV head whose rows the pieces have left apart. Sums are joined in the order of the pieces, whoever ended last.
+// Computes the scores of a KV head whose pieces have stored their rows. Joins the sums in the order of the pieces, so the
+// result does not depend on which piece ended last.
 void HipSearch::pool_rows(const JudgedHead& head) {
   const std::span pieces = std::span(pieces_).subspan(static_cast<size_t>(head.first), static_cast<size_t>(head.n));
   const int64_t n_rows = rows_of(blocks_[static_cast<size_t>(pieces[0].block)]);
@@ -290,8 +291,8 @@ void HipSearch::pool_rows(const JudgedHead& head) {
   }
 }
 
-// The largest logit of the rows of a query head at one key of each chunk of the piece: the one at the scratch's offset for
-// it.
+// Computes, for each chunk of the piece, the largest logit of a query head's rows at one key: the key at the chunk's offset
+// in scratch.low.
 void HipSearch::largest_of(const Piece& piece, int32_t head, Scratch& scratch, int32_t worker_idx, float* to) const {
   const Block& block = blocks_[static_cast<size_t>(piece.block)];
   scratch.runs.clear();
@@ -309,8 +310,8 @@ void HipSearch::largest_of(const Piece& piece, int32_t head, Scratch& scratch, i
   call_->cpu->table->judge_chunks(call_->cpu->self, job, worker_idx);
 }
 
-// The first key of each chunk of the piece, where kernels can go on from there: all keys of a chunk lie side by side, and
-// are read as they are.
+// Finds the first key of each chunk of the piece. Returns false where the kernel cannot descend from it: it needs chunks
+// whose keys are contiguous and are read as stored.
 bool HipSearch::point_at_chunks(const Piece& piece, Scratch& scratch) const {
   const Layer& layer = *call_->layer;
   if (layer.rope != nullptr || scale_bytes(layer.k_type, layer.k_head_dim) > 0) return false;
@@ -325,7 +326,7 @@ bool HipSearch::point_at_chunks(const Piece& piece, Scratch& scratch) const {
   return true;
 }
 
-// Each query head goes its own way through a chunk: its rows side by side.
+// Each query head descends separately, so its rows are made contiguous.
 void HipSearch::judge_descent(const Piece& piece, Scratch& scratch, int32_t worker_idx) {
   const Block& block = blocks_[static_cast<size_t>(piece.block)];
   const auto dim = static_cast<size_t>(call_->layer->k_head_dim), group = static_cast<size_t>(call_->layer->group_size);
@@ -348,8 +349,8 @@ void HipSearch::judge_descent(const Piece& piece, Scratch& scratch, int32_t work
   call_->cpu->table->descend_chunks(call_->cpu->self, job, worker_idx);
 }
 
-// The same where keys do not lie side by side or are not read as they are. The logit of the first half's first key is known
-// from the step before.
+// Does the same for keys that are not contiguous or not read as stored. The step before has computed the logit of the first
+// half's first key.
 void HipSearch::descend_step_by_step(const Piece& piece, Scratch& scratch, int32_t worker_idx) {
   const auto n = static_cast<size_t>(piece.end - piece.begin);
   float* const scores = scores_of(piece);
@@ -401,8 +402,8 @@ void HipSearch::finish_block(const Block& block, Scratch& scratch) {
   keep_best(of, scratch.ranks, &kept);
 }
 
-// The worker that ends the last piece of a KV head gives the head its scores; the one that ends the last head of a block
-// keeps the block's best.
+// The worker that finishes the last piece of a KV head computes the head's scores. The worker that finishes the last head of
+// a block keeps the block's best chunks.
 void HipSearch::finish_piece(int64_t idx, const Watch& watch, int32_t worker_idx) {
   if (watch.is_cancelled()) return;
   const Piece& piece = pieces_[static_cast<size_t>(idx)];
@@ -437,8 +438,8 @@ Status HipSearch::run_stage(const PruningStage& stage, bool is_last, const Watch
   return watch.check();
 }
 
-// What the last stage has kept, in the call's finest chunks. Where no stage is there (last is null): all that lies between
-// sinks and window.
+// Writes the chunks that the last stage has kept, in the call's finest chunks. If no stage is active (last is null), writes
+// all chunks between sinks and window.
 void HipSearch::write_list(const PruningStage* last, const ChunkList* kept, int64_t end, BlockLists* lists,
                            size_t place) const {
   ChunkList& to = lists->of_block[place];
@@ -448,7 +449,7 @@ void HipSearch::write_list(const PruningStage* last, const ChunkList* kept, int6
     to.push_back(static_cast<int32_t>(chunk));
 }
 
-// Queries [query, query + n_queries), which the same stages are there for.
+// Searches for queries [query, query + n_queries), which all have the same active stages.
 Status HipSearch::search_range(int64_t query, int64_t n_queries, const StagePlaces& places, const Watch& watch,
                                BlockLists* lists) {
   const PruningRecord& record = *call_->record;
@@ -476,10 +477,10 @@ Status HipSearch::search_range(int64_t query, int64_t n_queries, const StagePlac
   return {};
 }
 
-// Blocks of the first stage that is there follow each other from the call's first query on. Which stages are there is
-// decided by the first query of each. Some blocks that have the same stages are searched together.
+// Blocks of the first active stage follow each other from the call's first query on. The first query of a block decides
+// which stages are active. Blocks with the same active stages are searched together, up to a limit.
 Status HipSearch::search(const SearchedCall& call, const Watch& watch, BlockLists* lists) {
-  constexpr int64_t kMostScores = int64_t{1} << 22;  // of blocks that are searched together
+  constexpr int64_t kMostScores = int64_t{1} << 22;  // scores of blocks that are searched together
   call_ = &call;
   bounded_ = bounded_layer(*call.layer);
   const PruningRecord& record = *call.record;

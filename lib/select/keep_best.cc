@@ -11,15 +11,15 @@
 namespace tandem {
 namespace {
 
-// Orders as the float does, NaN above all others: such a chunk is kept.
+// Maps a score to an integer with the same order. NaN ranks above all numbers, so its chunk is kept.
 uint32_t ordered(float score) {
   if (std::isnan(score)) return UINT32_MAX;
   const auto bits = std::bit_cast<uint32_t>(score + 0.0f);
   return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
 }
 
-// The least of the *n largest; *n: how many of these equal it. Scores are counted by their range's 256 parts, so that few of
-// them are ranked.
+// Returns the least of the *n largest scores, and sets *n to how many of these equal it. Counts the scores in 256 parts of
+// their range first, so that only the scores of one part are ranked.
 uint32_t least_kept(std::span<const uint32_t> scores, int64_t* n, std::vector<uint32_t>* ranked) {
   uint32_t lowest = UINT32_MAX, highest = 0;
   for (const uint32_t score : scores) lowest = std::min(lowest, score), highest = std::max(highest, score);
@@ -48,7 +48,7 @@ int64_t Candidates::n_following(int64_t i, int64_t end) const {
   return n_found;
 }
 
-// Once the least score that is kept is known, one pass over the candidates makes an ascending list.
+// Finds the least score that is kept first. One pass over the candidates then makes an ascending list.
 void keep_best(const ScoredCandidates& of, RankScratch& scratch, ChunkList* kept) {
   const int64_t n = of.from.n;
   scratch.order.resize(static_cast<size_t>(n));
@@ -57,9 +57,9 @@ void keep_best(const ScoredCandidates& of, RankScratch& scratch, ChunkList* kept
     for (int32_t h = 0; h < of.n_heads; ++h) most = std::max(most, ordered(of.scores[h * n + i]));
     scratch.order[static_cast<size_t>(i)] = most;
   }
-  int64_t n_equal = of.n_kept;  // of those that equal the least, how many are kept
+  int64_t n_equal = of.n_kept;  // how many candidates with the least score are kept
   const uint32_t least = least_kept(scratch.order, &n_equal, &scratch.ranked);
-  // Lists lie side by side and are written at the same time: a list is told its length once.
+  // Several workers write lists that lie side by side, so a list's size is set once, not with each chunk.
   kept->resize(static_cast<size_t>(of.plus_next ? 2 * of.n_kept : of.n_kept));
   int32_t* to = kept->data();
   int64_t newest = -1;

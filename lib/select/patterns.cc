@@ -8,7 +8,7 @@
 namespace tandem {
 namespace {
 
-// Tokens before newest_begin.
+// Returns how many tokens of the units lie before newest_begin.
 int64_t n_tokens_of(std::span<const int32_t> units, int64_t newest_begin) {
   if (units.empty()) return 0;
   return std::ssize(units) * kPatternUnit - std::max<int64_t>(0, (units.back() + 1) * kPatternUnit - newest_begin);
@@ -37,7 +37,7 @@ std::unique_ptr<SelectState> HeadPatterns::make_state() { return std::make_uniqu
 
 const Backend& HeadPatterns::cpu() const { return cache().engine().cpu(); }
 
-// What probes read may grow in other calls: extents are copied. The sequence itself is in flight.
+// Other calls may grow the store while probes read it, so this copies the extents. The sequence itself is in flight.
 Status PatternState::prepare_on_host(SequenceCall* call, bool) {
   const Sequence& sequence = *call->sequence;
   const PageStore& store = of_.cache().store();
@@ -58,16 +58,17 @@ Status PatternState::name_keys(const SequenceCall& call, const Watch& watch) {
   names_.query_block = kPatternBlock;
   heads_.resize(static_cast<size_t>(names_.keys.n_heads));
   for (HeadUnits& head : heads_) head.units.clear(), head.ends.clear(), head.newest_begins.clear(), head.pairs = {};
-  ProbeRunner prober;  // its logits of a head with all keys are much memory: they go with the call
+  ProbeRunner prober;  // destroyed with the call, as the logits of a head with all keys take much memory
   for (int64_t first = 0; first < call.q_len; first += kPatternChunk) TANDEM_TRY(name_chunk(call, first, watch, &prober));
   write_rows((call.q_len + kPatternBlock - 1) / kPatternBlock);
   return {};
 }
 
-// One query, or a guess, whose queries all attend what its first one does.
+// Names keys for a single query, or for a guess, whose queries all attend the keys of the first.
 void PatternState::name_by_kv_head(const SequenceCall& call) {
   const std::vector<DecodeKeys>& heads = of_.patterns().decode;
-  const int32_t n_alike = call.by_q_head ? of_.layer().group_size : 1;  // beside an append rows are of query heads
+  // In a call that also has an append, rows belong to query heads.
+  const int32_t n_alike = call.by_q_head ? of_.layer().group_size : 1;
   names_.keys.n_heads = of_.layer().n_kv_heads * n_alike;
   names_.query_block = call.q_len;
   int64_t most_units = 0;
@@ -82,8 +83,8 @@ void PatternState::name_by_kv_head(const SequenceCall& call) {
   names_.rows = rows_.data();
 }
 
-// Queries [first, first + kPatternChunk) of the call, or those that are left. Keys are named for all heads at once, but
-// logits are found head by head: those of one head with all keys are much memory.
+// Names keys for queries [first, first + kPatternChunk) of the call, or for those that are left. Logits are computed head by
+// head, as those of one head with all keys take much memory. Keys are then named for all heads at once.
 Status PatternState::name_chunk(const SequenceCall& call, int64_t first, const Watch& watch, ProbeRunner* prober) {
   const Layer& layer = of_.probed();
   const Backend& cpu = of_.cpu();
@@ -153,7 +154,7 @@ void PatternState::committed(const SequenceCall& call, bool) {
   for (const HeadUnits& head : heads_) of_.count({head.pairs.n * n_alike, head.pairs.n_dense * n_alike});
 }
 
-// The lists of an append may be long, and nobody asks for them any more.
+// Frees the lists of an append, which may be long and are not needed any more.
 void PatternState::finish(const SequenceCall& call, const Watch&) {
   if (call.q_len <= kPatternBlock) return;
   std::vector<HeadUnits>().swap(heads_);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What the policy "patterns" does in a layer: it names the keys of each block of queries of an append, query head by query
-// head, by the head's patterns (lib/patterns/pattern.h). Nothing is kept from call to call.
+// Policy "patterns" in a layer: names the keys of each block of an append's queries, for each query head by its patterns
+// (lib/patterns/pattern.h). Nothing is kept between calls.
 #pragma once
 
 #include <memory>
@@ -32,7 +32,7 @@ class HeadPatterns final : public Selector {
  private:
   const SelectorSetup setup_;
   const Layer& layer_;
-  const Layer probed_;  // as probes see it: query head by query head, without soft caps
+  const Layer probed_;  // the layer that probes use: one KV head for each query head, no soft cap
   AttendedPairs pairs_;
 };
 
@@ -47,7 +47,7 @@ class PatternState final : public SelectState {
   void finish(const SequenceCall& call, const Watch& watch) override;
 
  private:
-  // The units of a head's blocks, one after another, and where each block's end.
+  // The units of a head's blocks one after another, and the end of each block in them.
   struct HeadUnits {
     std::vector<int32_t> units;
     std::vector<size_t> ends;
@@ -67,7 +67,7 @@ class PatternState final : public SelectState {
   std::vector<std::byte*> extents_;
   std::vector<HeadUnits> heads_;
   std::vector<NamedRow> rows_;
-  std::vector<int32_t> sinks_;  // units, of calls by KV head
+  std::vector<int32_t> sinks_;  // units of the sinks, in calls by KV head
   QueryNames names_;
 };
 

@@ -8,7 +8,7 @@
 
 namespace tandem {
 
-// A piece has its logits and its states behind those of the pieces before it.
+// Lays out the pieces. Logits and states of a piece lie behind those of the pieces before it.
 void ProbeRunner::lay_out(const ProbedKeys& keys, const Probe& probe) {
   const Layer& layer = *keys.layer;
   const int64_t n_rows = probe.n_rows(), n_keys = probe.n_keys(), n_pieces = (n_keys + kProbePiece - 1) / kProbePiece;
@@ -64,7 +64,7 @@ Status ProbeRunner::run(const ProbedKeys& keys, const Probe& probe, const Watch&
   if (probe.n_keys() == 0) return {};
   lay_out(keys, probe);
   const BackendTable& cpu = *keys.cpu->table;
-  Watch silent = watch;  // what is done of the call is told by those who attend
+  Watch silent = watch;  // the attention itself reports progress
   silent.progress = nullptr;
   TANDEM_TRY(cpu.attend_watched(keys.cpu->self, jobs_.data(), static_cast<int32_t>(jobs_.size()), silent));
   sum_up(probe);

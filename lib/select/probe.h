@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Logits of a few query rows with all keys of a KV head, for head patterns that choose keys by them
-// (lib/patterns/pattern.h). The keys are attended in pieces on the pool, and so are their logits looked at.
+// Computes the logits of a few query rows with all keys of a KV head, for head patterns that choose keys by logits
+// (lib/patterns/pattern.h). The pool attends the keys in pieces and then gives these pieces to the pattern.
 #pragma once
 
 #include <cstdint>
@@ -13,18 +13,18 @@
 
 namespace tandem {
 
-// Keys of a KV head, as a layer by query heads reads them.
+// The keys of a KV head, for a layer in which each query head has its own KV head.
 struct ProbedKeys {
   const Backend* cpu = nullptr;
-  const Layer* layer = nullptr;  // with one query head to a KV head
+  const Layer* layer = nullptr;  // with one query head for each KV head
   int32_t layer_idx = 0;
-  int32_t kv_head = 0;  // of the store
+  int32_t kv_head = 0;  // in the store
   const StoreView* stored = nullptr;
 };
 
 class ProbeRunner {
  public:
-  // Shows `index` the logits of all keys that the probe's rows see. CANCELLED. May throw bad_alloc.
+  // Gives `index` the logits of all keys that the probe's rows see. Returns CANCELLED. May throw bad_alloc.
   Status run(const ProbedKeys& keys, const Probe& probe, const Watch& watch, PatternIndex* index);
 
  private:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Joins what jobs over parts of a query row's keys have left of the row (ChunkJob::row_sums).
+// Joins the sums that jobs over parts of a query row's keys have left for the row (ChunkJob::row_sums).
 #pragma once
 
 #include <cstdint>
@@ -7,16 +7,16 @@
 
 namespace tandem {
 
-// Of each part the largest logit and, behind it, the sum of exp(logit - this largest).
+// Two floats for each part: the largest logit, then the sum of exp(logit - this largest).
 struct RowParts {
   const float* first = nullptr;
   int64_t n = 0, stride = 0;  // floats from a part to the next
 };
 
-// The log of the sum of exp(logit) over all parts. -inf where there are no keys.
+// Returns the log of the sum of exp(logit) over all parts, -inf where there are no keys.
 float log_sum(const RowParts& parts);
 
-// to[i] = logits[i] - shift, or the larger of this and to[i] where it is not the first row.
+// Sets to[i] = logits[i] - shift for the first row, and raises to[i] to logits[i] - shift for later rows.
 void raise_scores(std::span<const float> logits, float shift, bool is_first, float* to);
 
 }  // namespace tandem

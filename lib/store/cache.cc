@@ -42,7 +42,8 @@ std::shared_lock<std::shared_mutex> Cache::lock_settled() const {
   }
 }
 
-// Windows come first: attention weights that listeners fetch before a cut are of tokens behind their begin.
+// Restores windows first: listeners that fetch attention weights before a cut fetch them for tokens behind the window's
+// begin.
 void Cache::settle(CacheListener& listener) {
   if (listener.is_settled()) return;
   listener.settle();
@@ -52,7 +53,7 @@ void Cache::settle(CacheListener& listener) {
     if (sequence == nullptr) return;
     const auto l = static_cast<size_t>(rollback.layer_idx);
     cut_layer(listener, *sequence, l, rollback.length);
-    sequence->speculative[l] = 0;  // of a guess, not all has come
+    sequence->speculative[l] = 0;  // part of the guess is lost
     const auto is_none = [](int64_t n) { return n == 0; };
     if (sequence->speculator == &listener &&
         std::all_of(sequence->speculative.begin(), sequence->speculative.end(), is_none))
@@ -67,7 +68,7 @@ void Cache::cut_layer(CacheListener& listener, Sequence& sequence, size_t layer_
   own = std::min(own, length);
 }
 
-// Its pages are about to be let go, or its positions to move: a refresh in the background may still read them.
+// Called before the sequence's pages are released or its positions move: a refresh in the background may still read them.
 void Cache::quiesce(const Sequence& sequence) {
   for (CacheListener* listener : listeners_) {
     settle(*listener);
@@ -121,7 +122,8 @@ void Cache::drop_unlisted(std::unique_ptr<Sequence> sequence, int64_t host_bytes
   if (host_tier_.used(Use::kKv) > host_bytes) store_.trim();
 }
 
-// Makes room for n_new_pages more pages and gives the sequence its own copy of every shared page from first_page on. Strong.
+// Makes room for n_new_pages more pages and gives the sequence its own copy of every shared page from first_page on. On
+// failure nothing has changed.
 Status Cache::make_writable(Sequence& sequence, int64_t first_page, int64_t n_new_pages) {
   const auto n_pages = static_cast<int64_t>(sequence.pages.size());
   int64_t n_copies = 0;
@@ -146,7 +148,7 @@ Status Cache::make_writable(Sequence& sequence, int64_t first_page, int64_t n_ne
 
 Status Cache::ensure(Sequence& sequence, int64_t n_tokens, const char* field, const Watch& watch) {
   TANDEM_TRY(hold_room(sequence, n_tokens, field, watch));
-  // The extents of the last of these tokens and of some behind them, as far as the sequence has pages there.
+  // The extent of the last of these tokens, and the extent a quarter further on if the sequence has pages there.
   const int64_t last = std::ssize(sequence.pages) - 1, extent_pages = store_.geometry().pages_per_extent;
   const int64_t page = std::min((n_tokens - 1) / page_len(), last);
   if (page < 0) return {};
@@ -196,8 +198,8 @@ Status Cache::fork(int64_t id, int64_t* fork_id) {
     for (CacheListener* listener : listeners_) listener->on_drop(next_id_);
     return status;
   }
-  // Whole pages are shared. The page that both would go on writing is copied now, so that what either side has reserved
-  // stays enough.
+  // Whole pages are shared. The page that both sequences would go on writing is copied now, so that the reservations of both
+  // remain sufficient.
   for (int64_t p = 0; p < whole; ++p) {
     made->pages.push_back(from->pages[static_cast<size_t>(p)]);
     store_.retain(made->pages.back());
@@ -311,8 +313,8 @@ Status Cache::remove(int64_t id, int64_t first, int64_t n_tokens, bool shift_pos
     for (int64_t t = first + n_tokens; t < length; ++t) move_row(*this, *sequence, static_cast<int32_t>(l), t, t - n_tokens);
   for (CacheListener* listener : listeners_) listener->on_erase(*sequence, first, n_tokens);
   sequence->positions.swap(positions);
-  // Pages from `first` on are the sequence's own now, so what it has reserved beyond its length is still enough. Of a tail
-  // the last page may be a shared one.
+  // Pages from `first` on now belong to the sequence alone, so its reservation beyond the length is still sufficient. If a
+  // tail was removed, the last page may be shared.
   truncate_locked(*sequence, length - n_tokens, tail ? 0 : sequence->reserved - n_tokens);
   return {};
 }
@@ -332,7 +334,7 @@ Status Cache::append(int64_t id, int32_t layer_idx, const AppendedRows& rows) {
   return {};
 }
 
-// Waits for nothing: tokens count from their call on, until it is known that they are lost.
+// Does not wait: tokens count from their call on, until they are known to be lost.
 Status Cache::length(int64_t id, int32_t layer_idx, int64_t* n_tokens) const {
   std::shared_lock lock(mutex_);
   const auto has_lost = [](const CacheListener* listener) { return listener->has_lost(); };

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT
-// Who follows a cache: a session keeps data of each sequence, and has work under way that the cache must wait for.
+// A listener follows a cache. A session is one: it keeps data of each sequence and has work in flight that the cache must
+// wait for.
 //
-// The cache calls these functions with its mutex held exclusively, unless a comment says otherwise. A listener takes no
-// mutex of the cache's and changes no lengths: it says what has to be rolled back, and the cache does that.
+// The cache calls these functions with its mutex held exclusively, unless a comment says otherwise. A listener never takes
+// the cache's mutex and never changes lengths. It names what must be rolled back, and the cache rolls that back.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +16,7 @@ namespace tandem {
 struct Sequence;
 struct Watch;
 
-// A layer of a sequence is no longer than `length`, and its window begins no later than window_begin.
+// Limits a layer of a sequence to `length` tokens. The window then begins at window_begin or earlier.
 struct Rollback {
   int64_t sequence = 0;
   int32_t layer_idx = 0;
@@ -25,23 +26,23 @@ struct Rollback {
 class CacheListener {
  public:
   virtual ~CacheListener() = default;
-  // Those that return a Status change nothing on failure. Room for n_tokens tokens in all, in every layer.
+  // Functions that return a Status change nothing on failure. on_reserve(): room for n_tokens tokens in all, in every layer.
   virtual Status on_reserve(const Sequence& sequence, int64_t n_tokens, const Watch& watch) = 0;
   virtual Status prepare_fork(const Sequence& from, int64_t fork_id) = 0;
-  virtual Status flush(const Sequence& sequence) = 0;  // work on selections that is posted or due has been done
-  virtual void quiesce(const Sequence& sequence) = 0;  // no work reads its pages or positions any more
-  // Cannot fail. on_cut() comes before the length changes; on_erase() when rows have moved and lengths are the old ones, and
-  // cuts follow.
+  virtual Status flush(const Sequence& sequence) = 0;  // finishes posted and due work on selections
+  virtual void quiesce(const Sequence& sequence) = 0;  // afterwards no work reads the sequence's pages or positions
+  // These cannot fail. The cache calls on_cut() before the length changes. It calls on_erase() after the rows have moved,
+  // while lengths are still the old ones; cuts follow.
   virtual void on_cut(const Sequence& sequence, size_t layer_idx, int64_t n_tokens) = 0;
   virtual void on_erase(const Sequence& sequence, int64_t first, int64_t n_tokens) = 0;
   virtual void on_drop(int64_t sequence) = 0;
-  // Work on a device. These three are cheap; any thread may call them, without a mutex.
-  virtual bool is_settled() const = 0;     // none is under way, and nothing has to be rolled back
-  virtual bool has_lost() const = 0;       // none is under way, but something has to be rolled back
-  virtual bool has_open_step() const = 0;  // a step that has been planned for the device
-  // Waits until none is under way. The cache then applies the rollbacks: it tells of all windows, then cuts layers, and says
-  // when it has done so. Until then for_rollbacks() names the same ones, after another settle() perhaps more. Both ask for
-  // no memory: sessions end, and steps are closed, where there is none.
+  // State of the listener's device work. These three are cheap. Any thread may call them, without a mutex.
+  virtual bool is_settled() const = 0;     // nothing is in flight, and nothing has to be rolled back
+  virtual bool has_lost() const = 0;       // nothing is in flight, but something has to be rolled back
+  virtual bool has_open_step() const = 0;  // a step that is planned for the device is open
+  // settle() waits until nothing is in flight. The cache then applies the rollbacks: it restores all windows, then cuts
+  // layers, then calls on_settled(). Until then for_rollbacks() names the same rollbacks, and perhaps more after another
+  // settle(). Both functions allocate nothing, so sessions and steps can end when memory is exhausted.
   virtual void settle() = 0;
   virtual void for_rollbacks(const std::function<void(const Rollback&)>& note) const = 0;
   virtual void restore_window(const Rollback& rollback) = 0;

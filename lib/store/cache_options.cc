@@ -24,8 +24,8 @@ Status check_key_type(const std::string& name, int32_t type) {
               find_dtype(type)->name, key_type_names());
 }
 
-// What TANDEM_ROTATION_DEFAULT is in a layer whose types are known. Hidden states that are kept are for route "recompute",
-// which makes keys as they were before a rotation.
+// Returns the rotation that TANDEM_ROTATION_DEFAULT means in a layer whose types are known. A layer that keeps hidden states
+// is not rotated: they are for route "recompute", which makes keys as they were before a rotation.
 int32_t default_rotation(const Layer& layer, int32_t x_type) {
   const bool can_rotate = hadamard_has(layer.k_head_dim) && layer.rope == nullptr && !layer.v_aliases_k;
   const bool keeps_hidden = x_type != 0 && layer.projection != nullptr;
@@ -49,7 +49,7 @@ Status check_rotation(const Layer& layer, size_t l) {
   return {};
 }
 
-// Of layers that have a projection.
+// Sets the type of hidden states in layers that have a projection.
 Status resolve_x_type(int32_t x_type, std::vector<Layer>* layers) {
   if (x_type == 0) return {};
   TANDEM_TRY(check_storage_type("x_type", x_type));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Options of a cache: defaults filled in and checked.
+// Fills in the defaults of a cache's options and checks them.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace tandem {
 
-// Layers get their storage types. INVALID_ARGUMENT, UNSUPPORTED, naming the field.
+// Sets the layers' storage types. Fails with INVALID_ARGUMENT or UNSUPPORTED, naming the field.
 Status resolve_cache_options(const tandem_cache_options& options, std::vector<Layer>* layers, int64_t* page_len);
 
 }  // namespace tandem

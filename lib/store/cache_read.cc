@@ -8,7 +8,7 @@ namespace tandem {
 
 namespace {
 
-// Not cryptographic: tells contents apart, at memory speed.
+// Not cryptographic. Tells contents apart at memory speed.
 class Hash {
  public:
   void add(uint64_t value) {
@@ -28,7 +28,7 @@ class Hash {
   uint64_t state_ = 0x6a09e667f3bcc908u;
 };
 
-// Whose tokens are all in the store.
+// Finds a sequence whose tokens are all in the store.
 Status find_stored(const Cache& cache, int64_t id, const Sequence** sequence) {
   const Sequence* found = cache.find(id);
   if (found == nullptr)
@@ -40,7 +40,7 @@ Status find_stored(const Cache& cache, int64_t id, const Sequence** sequence) {
   return {};
 }
 
-// The sequence of n tokens of one layer that are to be read.
+// Finds the sequence and checks that n tokens of the layer can be read from `first` on.
 Status find_tokens(const Cache& cache, int64_t id, int32_t layer_idx, int64_t first, int64_t n, const Sequence** sequence) {
   TANDEM_TRY(find_stored(cache, id, sequence));
   const int64_t length = (*sequence)->lengths[static_cast<size_t>(layer_idx)];
@@ -93,7 +93,7 @@ Status hash_rows(const Cache& cache, int64_t id, uint64_t* digest) {
                    kAllPlanes, RowOrder::kByHead);
     for (RowRun run; rows.next(&run);) hash.add(run.data, run.bytes);
   }
-  const int64_t length = *std::max_element(sequence->lengths.begin(), sequence->lengths.end());  // committed tokens alone
+  const int64_t length = *std::max_element(sequence->lengths.begin(), sequence->lengths.end());  // committed tokens only
   for (int64_t t = 0; t < length; ++t) hash.add(static_cast<uint64_t>(sequence->position(t)));
   *digest = hash.value();
   return {};

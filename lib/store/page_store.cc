@@ -11,26 +11,26 @@ namespace tandem {
 namespace {
 
 constexpr int64_t kExtentTokens = 2048;
-constexpr int64_t kSliceAlignment = 64;  // bytes, of one head's rows in an extent
+constexpr int64_t kSliceAlignment = 64;  // bytes; alignment of one head's rows in an extent
 
-constexpr int64_t kLargePart = 16 * kHugePageBytes;  // rounded up to huge pages it grows by a sixteenth at most
+constexpr int64_t kLargePart = 16 * kHugePageBytes;  // rounding to huge pages makes such a part at most a sixteenth larger
 
 int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
 
-// For n elements in all; more than asked for, as reserve() alone would copy everything each time.
+// Makes room for n elements in all. Asks for more than n, as reserve() alone would copy all elements each time.
 template <class T>
 void make_room(std::vector<T>& list, size_t n) {
   if (n > list.capacity()) list.reserve(std::max(n, 2 * list.capacity()));
 }
 
-// Pieces begin where layers do, at pages of the system, and none is small.
+// Begins a new piece if `offset` is on a system page and the last piece is large enough. Pieces begin where layers begin.
 void begin_piece(StoreGeometry* geometry, int64_t offset) {
   if (offset % kPageBytes != 0) return;
   if (geometry->pieces.empty() || offset - geometry->pieces.back().offset >= least_pinned_bytes)
     geometry->pieces.push_back({offset, 0});
 }
 
-// Once all layers have been laid out.
+// Sets the pieces' sizes and which pieces each layer has. Called once all layers are laid out.
 void end_pieces(StoreGeometry* geometry) {
   std::vector<StoreGeometry::Piece>& pieces = geometry->pieces;
   for (size_t i = 0; i < pieces.size(); ++i)
@@ -51,7 +51,8 @@ void end_pieces(StoreGeometry* geometry) {
   }
 }
 
-// The planes of a layer's heads on the part's node, behind what the part has. Planes of the layer are no head's.
+// Appends to the part the planes of those heads of a layer that are on the part's node. Planes of scope kLayer belong to no
+// head and go to the part of all nodes.
 void lay_out(int32_t n_nodes, int64_t tokens, LayerPlanes* layer, StoreGeometry::Part* part) {
   const int32_t n_heads = layer->heads().n;
   for (StoredPlane& plane : layer->planes) {
@@ -74,7 +75,7 @@ StoreGeometry lay_out_extent(const std::vector<Layer>& layers, int64_t page_len,
     geometry.x_token_bytes += planes.token_bytes(Scope::kLayer);
   }
   const int64_t tokens = geometry.pages_per_extent * page_len;
-  int64_t unit = 1;  // of a part
+  int64_t unit = 1;  // a part is rounded up to this
   if (n_nodes > 1)
     unit = tokens * (geometry.token_bytes + geometry.x_token_bytes) < n_nodes * kLargePart ? kPageBytes : kHugePageBytes;
   for (int32_t node = kAllNodes; node < n_nodes; ++node) {
@@ -93,8 +94,9 @@ StoreGeometry lay_out_extent(const std::vector<Layer>& layers, int64_t page_len,
 
 }  // namespace
 
-// A copy may not begin in one pinned piece and end in another. Where an extent, which may be one piece, would be more than
-// is pinned at a time it has fewer tokens, down to the shortest runs that are scanned and copied at full speed.
+// A copy must not begin in one pinned piece and end in another, and an extent may be one piece. If an extent would be larger
+// than the most that is pinned at a time, it gets fewer tokens, down to the shortest runs that are scanned and copied at
+// full speed.
 StoreGeometry make_store_geometry(const std::vector<Layer>& layers, int64_t page_len, int32_t n_nodes) {
   constexpr int64_t kLeastTokens = 128;
   int64_t n_pages = std::max<int64_t>(1, kExtentTokens / page_len);
@@ -115,7 +117,7 @@ StorePins& PageStore::pins(const Pinner& by) {
   return *pins_;
 }
 
-// visit(number of a piece, the piece): of the extent that the page is in.
+// Calls visit(number of the piece, the piece) for the layer's pieces of the page's extent.
 template <typename Visit>
 void PageStore::for_pieces(int32_t page, int32_t layer_idx, Visit visit) const {
   const auto extent = static_cast<size_t>(page / per_extent());
@@ -185,7 +187,7 @@ Status PageStore::make_free(int64_t n_pages) {
   return {};
 }
 
-// In the place of the first one whose memory has been given back, or behind the others, where there is room.
+// Adds an extent in place of the first one whose memory was given back, else at the end, where the lists have room.
 void PageStore::add_extent(Buffer memory) {
   const auto gone = std::find(bases_.begin(), bases_.end(), nullptr);
   const auto i = static_cast<size_t>(gone - bases_.begin());
@@ -203,7 +205,7 @@ void PageStore::add_extent(Buffer memory) {
   first_free_extent_ = std::min(first_free_extent_, i);
 }
 
-// None of its pages is in use. references: 0, or 1 so that no page is taken.
+// Sets the references of an extent without used pages: 0, or 1 so that its pages are not taken.
 void PageStore::set_extent(size_t extent, int32_t references) {
   used_of_extent_[extent] = references * per_extent();
   std::fill_n(references_.begin() + static_cast<std::ptrdiff_t>(extent) * per_extent(), per_extent(), references);
@@ -229,9 +231,9 @@ int32_t PageStore::take(int32_t after, int64_t n) {
   const auto n_pages = static_cast<int32_t>(references_.size());
   int32_t page = after + 1;
   if (after < 0 || page >= n_pages || !adjacent(after, page) || references_[static_cast<size_t>(page)] != 0) {
-    // Nothing to continue: the longest free gap, its start where it begins an extent or follows nobody who still grows,
-    // else its middle, so that whoever sits before the gap can go on growing into it. Several pages begin at multiples of
-    // their number: sequences of one length lie side by side in the end, at one distance.
+    // There is no page to continue, so take one from the longest free gap. Its first page is taken if the gap begins an
+    // extent. Otherwise its middle, so that the sequence before the gap can grow into it. Pages that are taken together
+    // begin at multiples of their number, so sequences of one length end up side by side at equal distances.
     const Gap gap = longest_gap();
     const auto together = static_cast<int32_t>(std::clamp<int64_t>(n, 1, gap.n_pages));
     page = gap.begin;
@@ -247,7 +249,7 @@ int32_t PageStore::take(int32_t after, int64_t n) {
   return page;
 }
 
-// The first of the longest ones. No gap is longer than an extent.
+// Returns the first of the longest gaps. A gap never crosses extents.
 PageStore::Gap PageStore::longest_gap() {
   const auto n_extents = used_of_extent_.size();
   while (first_free_extent_ < n_extents && used_of_extent_[first_free_extent_] != 0) ++first_free_extent_;

@@ -37,7 +37,7 @@ int64_t position_of(std::span<const int32_t> positions, int64_t token) {
 
 int64_t consecutive(std::span<const int32_t> positions, int64_t first, int64_t n) {
   if (positions.empty() || n <= 1) return n;
-  const int64_t ahead = position_of(positions, first) - first;  // of a later token it is never less
+  const int64_t ahead = position_of(positions, first) - first;  // never less for a later token
   int64_t found = 1;
   for (int64_t end = n; found < end;) {
     const int64_t middle = found + (end - found + 1) / 2, last = first + middle - 1;
@@ -49,10 +49,10 @@ int64_t consecutive(std::span<const int32_t> positions, int64_t first, int64_t n
   return found;
 }
 
-// A list of small chunks asks for thousands of runs in each call: divisions would take most of its time, so there is but
-// one, of 32 bits, and most runs end in the page that they begin in.
+// A list of small chunks calls this thousands of times in each attend, and divisions would take most of the time. So there
+// is only one division, of 32 bits. Most runs end in the page in which they begin.
 TokenRun StoreView::run_at(int64_t token, int64_t end) const {
-  const int page_shift = std::countr_zero(static_cast<uint64_t>(page_len));  // a page has a power of two of tokens
+  const int page_shift = std::countr_zero(static_cast<uint64_t>(page_len));  // page_len is a power of two
   const int64_t first = token >> page_shift, slot = token & (page_len - 1);
   const auto page = static_cast<uint32_t>(pages[first]), of_extent = static_cast<uint32_t>(extent_pages);
   const uint32_t extent = page / of_extent;
@@ -79,7 +79,7 @@ bool RowCursor::next_lane() {
       if (has_rows()) return true;
     return false;
   }
-  for (;; ++head_, plane_ = -1) {  // the planes of the layer are those of one head more
+  for (;; ++head_, plane_ = -1) {  // planes of scope kLayer come last, as those of one more head
     while (++plane_ < n_planes)
       if (has_rows() && (scope() == Scope::kLayer) == (head_ == heads_end)) return true;
     if (head_ == heads_end) return false;

@@ -47,7 +47,7 @@ int64_t head_bytes(const SavedHeader& header) {
   return static_cast<int64_t>(sizeof(SavedHeader) + header.n_layers * sizeof(SavedLayer) + sizeof(uint64_t));
 }
 
-// Values of a member in the file and in the cache.
+// file, cache: the member's values in the file and in the cache.
 Status differs(size_t layer_idx, const char* member, const std::string& file, const std::string& cache) {
   const std::string field = element_name("layers", static_cast<int64_t>(layer_idx)) + "." + member;
   return fail_with(TANDEM_ERROR_INVALID_ARGUMENT, 0, field.c_str(),
@@ -98,7 +98,7 @@ Status compare_layer(size_t l, const SavedLayer& file, const SavedLayer& cache) 
                                                                                : differs(l, "reserved", "not zero", "zero");
 }
 
-// Numbers of the header that nothing else says anything about, before memory is taken for what it names.
+// Checks numbers that are needed before the checksum can be verified, and before memory is allocated by them.
 Status check_numbers(const SavedHeader& header, const SavedReader& reader) {
   const SavedHeader known;
   if (std::memcmp(header.magic, known.magic, sizeof known.magic) != 0)
@@ -114,7 +114,7 @@ Status check_numbers(const SavedHeader& header, const SavedReader& reader) {
   return {};
 }
 
-// What the checksum has vouched for, as a caller may have made it.
+// Checks sizes. The checksum is right by then, but a caller may have made the file.
 Status check_sizes(const SavedHeader& header, const ExpectedFile& expected, const SavedReader& reader) {
   if (header.n_tokens < 0 || header.n_tokens > INT32_MAX)
     return reader.corrupt("n_tokens = " + std::to_string(header.n_tokens) + " is not 0 to 2^31 - 1");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The header of a saved sequence: how long it is, and the model and the storage types that it is of. All numbers are little
-// endian. docs/saved-sequences.md is for readers of files.
+// The header of a saved sequence: its size, the model and the storage types. All numbers are little endian.
+// docs/saved-sequences.md describes the format for readers of files.
 //
 //   SavedHeader | SavedLayer [n_layers] | checksum of both
 #pragma once
@@ -19,18 +19,18 @@ inline constexpr uint32_t kSavedPositions = 1, kSavedStatistics = 2;  // flags
 struct SavedHeader {
   char magic[8] = {'T', 'A', 'N', 'D', 'E', 'M', 'S', 'Q'};
   uint32_t version = kSavedVersion;
-  uint32_t header_bytes = 64, layer_bytes = 128;  // of this, of a SavedLayer
+  uint32_t header_bytes = 64, layer_bytes = 128;  // bytes of this struct and of a SavedLayer
   uint32_t n_layers = 0;
   int64_t n_tokens = 0;
-  int64_t bytes = 0;      // of all, this included
-  uint64_t model_id = 0;  // the caller's
+  int64_t bytes = 0;      // size of the whole file, with this header
+  uint64_t model_id = 0;  // from the caller
   uint32_t n_sections = 0;
   uint32_t flags = 0;
   uint64_t reserved = 0;
 };
 static_assert(sizeof(SavedHeader) == 64);
 
-// What K and V of a layer are, and what is done with them.
+// The shape and types of a layer's K and V, and the numbers that attention uses.
 struct SavedLayer {
   int32_t n_q_heads = 0, n_kv_heads = 0, k_head_dim = 0, v_head_dim = 0;
   int32_t v_aliases_k = 0, k_type = 0, v_type = 0, k_rotation = 0;
@@ -47,18 +47,19 @@ struct SavedLayer {
 };
 static_assert(sizeof(SavedLayer) == 128);
 
-// n_tokens, flags, model_id and n_sections of `header` are given, and the rest is filled in. more_bytes: of the sections
-// that are not of rows or positions, with their frames.
+// Writes the header. The caller sets n_tokens, flags, model_id and n_sections, and this function sets the rest. more_bytes:
+// bytes of the sections that are not rows or positions, with their frames.
 Status write_saved_header(const std::vector<Layer>& layers, int64_t more_bytes, SavedHeader* header, SavedWriter* writer);
 
-// What a cache of these layers can take, and a caller with this model_id. file_bytes: as far as the caller knows it; -1:
-// not.
+// The file that a cache with these layers, and a caller with this model_id, can load. file_bytes: size of the file if the
+// caller knows it; -1: unknown.
 struct ExpectedFile {
   const std::vector<Layer>& layers;
   uint64_t model_id = 0;
   int64_t file_bytes = -1;
 };
-// CORRUPT; UNSUPPORTED (version); INVALID_ARGUMENT: of another model, or stored in other types: the member that differs.
+// Fails with CORRUPT, UNSUPPORTED (version), or INVALID_ARGUMENT if the file is of another model or stored in other types,
+// naming the member that differs.
 Status read_saved_header(const ExpectedFile& expected, SavedReader* reader, SavedHeader* header);
 
 }  // namespace tandem

@@ -58,7 +58,7 @@ Status SavedReader::corrupt(const std::string& what) const {
   return fail_with(TANDEM_ERROR_CORRUPT, 0, where_.c_str(), where_ + ": " + what);
 }
 
-// Between `least` and `most` bytes.
+// Reads between `least` and `most` bytes.
 Status SavedReader::fetch(std::byte* to, int64_t least, int64_t most, int64_t* n_fetched) {
   int64_t n = 0;
   while (n < least) {
@@ -86,7 +86,8 @@ Status SavedReader::take(void* to, int64_t bytes) {
       std::memcpy(out, buffer_.data() + at_, static_cast<size_t>(n));
       at_ += n;
     } else if (bytes > std::ssize(buffer_) / 4) {
-      n = std::min<int64_t>(bytes, SavedWriter::kBufferBytes);  // so that the checksum is of bytes in the processor's cache
+      // Small enough that the checksum reads bytes in the processor's cache.
+      n = std::min<int64_t>(bytes, SavedWriter::kBufferBytes);
       TANDEM_TRY(fetch(out, n, n, &n));
     } else {
       const int64_t ahead = std::clamp<int64_t>(total_ - n_fetched_, bytes, std::ssize(buffer_));

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
-// The bytes of a saved sequence, to and from the caller's functions (docs/saved-sequences.md has the format).
+// Writes and reads the bytes of a saved sequence with the caller's functions (docs/saved-sequences.md has the format).
 //
 //   header | section | section | ...      section: {kind, layer, bytes of its payload} | payload | checksum of both
 //
-// Large pieces go straight between the caller's function and the store, small ones through a buffer. The checksum is made of
-// a piece while it is in the processor's cache.
+// Large pieces go directly between the caller's function and the store, small ones through a buffer. The checksum covers a
+// piece while it is in the processor's cache.
 #pragma once
 
 #include <cstdint>
@@ -21,12 +21,13 @@ enum class SavedKind : uint32_t { kK = 1, kKScales, kV, kVScales, kHidden, kPosi
 
 struct SavedSection {
   SavedKind kind = SavedKind::kBlob;
-  int32_t layer_idx = -1;  // -1: of no layer
-  int64_t bytes = 0;       // of the payload
+  int32_t layer_idx = -1;  // -1: belongs to no layer
+  int64_t bytes = 0;       // size of the payload
 
   std::string name() const;  // "k of layer 3"
 };
-inline constexpr int64_t kSavedFrameBytes = sizeof(SavedSection) + sizeof(uint64_t);  // of a section, beside its payload
+// A section's bytes besides its payload.
+inline constexpr int64_t kSavedFrameBytes = sizeof(SavedSection) + sizeof(uint64_t);
 static_assert(sizeof(SavedSection) == 16);
 
 class SavedWriter {
@@ -35,10 +36,11 @@ class SavedWriter {
 
   Status put(const void* data, int64_t bytes);
   Status begin(const SavedSection& section);
-  Status end();  // of the section: its checksum
+  Status end();  // ends the section with its checksum
   Status flush();
 
-  static constexpr int64_t kBufferBytes = 1 << 18, kMostBytes = 1 << 26;  // most: of one call of the caller's function
+  // kMostBytes: the most for one call of the caller's function.
+  static constexpr int64_t kBufferBytes = 1 << 18, kMostBytes = 1 << 26;
 
  private:
   Status send(const std::byte* data, int64_t bytes);
@@ -53,17 +55,17 @@ class SavedReader {
  public:
   SavedReader(tandem_read_fn read, void* user) : read_(read), user_(user), buffer_(SavedWriter::kBufferBytes) {}
 
-  // What follows has `bytes` bytes in all, counted from the first that was taken: nothing is read beyond.
+  // The input has `bytes` bytes in all, counted from the first byte that was taken. Later bytes are not read.
   void set_total(int64_t bytes) { total_ = bytes; }
   Status take(void* to, int64_t bytes);
   Status skip(int64_t bytes);
-  // The next section, which has to be this one; bytes = -1: of any size, which the section then has.
+  // Begins the next section, which must be this one. bytes = -1: it may have any size, and *wanted gets the size.
   Status begin(SavedSection* wanted);
   Status end();
-  int64_t left() const { return section_left_; }  // bytes of the section's payload that were not taken
+  int64_t left() const { return section_left_; }  // bytes of the section's payload that are not taken yet
   int64_t n_taken() const { return n_taken_; }
   uint64_t checksum() const { return checksum_.value(); }
-  // CORRUPT, in the section under way.
+  // Returns CORRUPT for the current section.
   Status corrupt(const std::string& what) const;
 
  private:
@@ -72,7 +74,7 @@ class SavedReader {
   tandem_read_fn read_;
   void* user_;
   std::vector<std::byte> buffer_;
-  int64_t at_ = 0, end_ = 0;  // of the buffer
+  int64_t at_ = 0, end_ = 0;  // offsets in the buffer
   int64_t n_fetched_ = 0, n_taken_ = 0, total_ = 0, section_left_ = 0;
   std::string where_ = "header";
   Checksum checksum_;

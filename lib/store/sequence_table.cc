@@ -75,7 +75,7 @@ Status SequenceTable::find_even(int64_t id, Sequence** sequence) const {
 }
 
 Status SequenceTable::check_even(const Sequence& found, const char* field) const {
-  int64_t differences = 0;  // without branches, as it is asked of every sequence of every step
+  int64_t differences = 0;  // without branches, as every step calls this for every sequence
   for (const int64_t length : found.lengths) differences |= length ^ found.lengths[0];
   if (differences == 0 && found.speculator == nullptr) return {};
   for (size_t l = 0; l < found.lengths.size(); ++l) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The sequences of a cache, and the store that their rows are in.
+// The sequences of a cache, and the store that has their rows.
 #pragma once
 
 #include <cstdint>
@@ -19,26 +19,26 @@ class ProjectionsOnDevice;
 
 struct Sequence {
   int64_t id = 0;
-  std::vector<int32_t> pages;           // page table; may hold more than the lengths need (reserved)
-  int64_t reserved = 0;                 // tokens in all for which appends are promised memory, in every session
+  std::vector<int32_t> pages;           // page table; may have more pages than the lengths need (reserved)
+  int64_t reserved = 0;                 // tokens, counted from the first, for which appends have memory, in every session
   std::vector<int64_t> lengths;         // [n_layers] committed tokens
-  std::vector<int64_t> speculative;     // [n_layers] tokens beyond, until commit
-  std::vector<int32_t> parents;         // of the speculative tokens; empty: a chain
-  CacheListener* speculator = nullptr;  // whose they are; null: there are none
+  std::vector<int64_t> speculative;     // [n_layers] tokens after these, until commit
+  std::vector<int32_t> parents;         // parents of the speculative tokens; empty: each follows the one before
+  CacheListener* speculator = nullptr;  // owner of the speculative tokens; null: there are none
   std::vector<int32_t> positions;       // [longest layer]; empty: token i has position i
-  CacheListener* writer = nullptr;      // has it in flight: a step, or an attend that appends
-  int32_t n_readers = 0;                // attends in progress, and saves
-  bool is_being_saved = false;          // no attend may change what sessions know of it
+  CacheListener* writer = nullptr;      // has the sequence in flight: a step, or an attend that appends
+  int32_t n_readers = 0;                // attends and saves in progress
+  bool is_being_saved = false;          // no attend may change the sessions' data of the sequence
 
   int64_t total(size_t layer_idx) const { return lengths[layer_idx] + speculative[layer_idx]; }
-  int64_t longest() const;   // of any layer, speculative tokens included
+  int64_t longest() const;   // longest layer, speculative tokens included
   int64_t shortest() const;  // committed tokens of the shortest layer
   int64_t position(int64_t token) const { return position_of(positions, token); }
   int64_t first_within(int64_t position, int64_t distance) const;  // the first token less than `distance` before `position`
-  // These two cannot fail where the cache has ensured room for so many tokens.
+  // These two cannot fail if the cache has ensured room for as many tokens.
   void extend_positions(int64_t length);
   void set_length(size_t layer_idx, int64_t length);
-  void forget_speculation();  // nobody is left who could commit the speculative tokens
+  void forget_speculation();  // drops speculative tokens that can no longer be committed
 };
 
 class SequenceTable {
@@ -48,14 +48,15 @@ class SequenceTable {
   // Guards structure (sequences, pages, references): exclusive to change, shared while an attend reads.
   std::shared_mutex& mutex() const { return mutex_; }
   Sequence* find(int64_t id) const;
-  // field: what the caller of the library calls the argument that names the sequence. NOT_FOUND, BUSY.
+  // field: name of the caller's argument that names the sequence. Fails with NOT_FOUND or BUSY.
   Status find_free(int64_t id, const CacheListener* by, Sequence** sequence, const char* field = "sequence") const;
   Status check_even(const Sequence& sequence, const char* field = "sequence") const;
   StoreView view(const Sequence& sequence) const { return store_.view(sequence.pages, sequence.positions, store_.bases()); }
-  // Pins what these tokens have of a layer, for copies to the engine's device, and waits for that; false where the device
-  // refuses.
+  // Pins the rows that these tokens have in a layer, for copies to the engine's device, and waits for that. Returns false if
+  // the device refuses.
   bool pin(const Sequence& sequence, int32_t layer_idx, TokenRange tokens);
-  // The same in the background. Rows of tokens before `end` are pinned; missing_ns: what it takes to pin the others.
+  // Does the same in the background. Rows of tokens before `end` are pinned. missing_ns: the time that pinning the rest
+  // takes.
   struct PinnedTokens {
     int64_t end = 0;
     double missing_ns = 0.0;
@@ -69,7 +70,7 @@ class SequenceTable {
   int64_t page_len() const { return store_.page_len(); }
   Tier& host_tier() { return host_tier_; }
   Tier& device_tier() { return device_tier_; }
-  // Of the route that needs them, which makes them; shared by sessions. mutex() held exclusively.
+  // Made by the route that needs them and shared by sessions. The caller holds mutex() exclusively.
   std::shared_ptr<ProjectionsOnDevice>& projections() { return projections_; }
 
  private:

@@ -59,20 +59,20 @@ void StorePins::forget(size_t idx) {
   std::unique_lock lock(mutex_);
   if (idx >= entries_.size()) return;
   changed_.wait(lock, [&] { return entries_[idx].state != State::kPinning; });
-  const Entry entry = std::exchange(entries_[idx], {});  // pin_next() leaves out what is not queued any more
+  const Entry entry = std::exchange(entries_[idx], {});  // pin_next() skips entries that are not queued any more
   if (entry.state != State::kPinned) return;
   pinned_bytes_.fetch_sub(entry.piece.bytes, std::memory_order_relaxed);
   if (!process_ends()) device_.table->unpin(device_.self, entry.piece.data);
 }
 
 double StorePins::ns_of(int64_t bytes) const {
-  constexpr double kAssumedNs = 0.04;  // of a byte: an H100's host
+  constexpr double kAssumedNs = 0.04;  // for a byte, on an H100's host
   const std::lock_guard lock(mutex_);
   const auto pinned = static_cast<double>(ever_pinned_bytes_);
   return static_cast<double>(bytes) * (pinned > 0.0 ? static_cast<double>(taken_ns_) / pinned : kAssumedNs);
 }
 
-// The lock is held before and after, and not while the device is asked. Others may add entries meanwhile.
+// Holds the lock before and after, but not during the device's call. Other threads may add entries meanwhile.
 std::chrono::nanoseconds StorePins::pin_locked(size_t idx, std::unique_lock<std::mutex>* lock) {
   using Clock = std::chrono::steady_clock;
   entries_[idx].state = State::kPinning;
@@ -93,9 +93,9 @@ std::chrono::nanoseconds StorePins::pin_locked(size_t idx, std::unique_lock<std:
   return taken;
 }
 
-// One piece, then the thread's other jobs, those of other caches, have their turn.
+// Pins one piece. Other jobs of the thread, such as those of other caches, run before the next piece.
 void StorePins::pin_next() {
-  constexpr int kPause = 2;  // times as long as a piece took
+  constexpr int kPause = 2;  // pause after a piece, in times of its duration
   const AtWork at_work;
   if (!at_work.may_begin()) return;
   std::unique_lock lock(mutex_);

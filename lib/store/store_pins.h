@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT
 // Pins the store's memory for copies to a device, piece by piece.
 //
-// A piece is what some layers have of an extent (StoreGeometry::pieces), 8 MiB and more, so a copy, which moves rows of
-// one layer, never crosses from one pinned piece to another. A call that is about to stream rows asks for their pieces and
-// goes on with those that are pinned by then; a thread of the engine pins the others. While memory is pinned the CUDA driver
-// lets no other call in: 0.3 ms for 8 MiB on an H100's host. So the thread pauses after each piece for twice as long as that
-// took. A piece that a caller waits for is pinned by the caller, at once.
+// A piece is the memory of some layers in an extent (StoreGeometry::pieces), 8 MiB or more. A copy moves rows of one layer,
+// so it never crosses from one pinned piece to another. A call that is about to stream rows asks for their pieces and uses
+// those that are pinned by then. A thread of the engine pins the others. While memory is being pinned, the CUDA driver
+// blocks all other calls: 0.3 ms for 8 MiB on an H100's host. So after each piece the thread pauses for twice the time that
+// it took. If a caller must wait for a piece, the caller pins the piece itself, at once.
 //
-// What is pinned stays pinned as long as its memory is there. What the device has refused is not asked for again.
+// A pinned piece stays pinned as long as its memory exists. A piece that the device has refused is not tried again.
 #pragma once
 
 #include <atomic>
@@ -33,20 +33,20 @@ class StorePins {
   enum class State : uint8_t { kNotAsked, kQueued, kPinning, kPinned, kRefused };
 
   StorePins(const Device& device, Worker& worker);
-  // Waits for the piece that is being pinned, and unpins all.
+  // Waits for the piece that is being pinned, then unpins all pieces.
   ~StorePins();
   StorePins(const StorePins&) = delete;
 
-  // There are n pieces from now on, numbered from 0.
+  // From now on there are n pieces, numbered from 0.
   void grow(size_t n);
-  // Whether it is pinned, or refused. Else the engine's thread pins it, soon.
+  // Returns the piece's state. If it was not asked for before, queues it for the engine's thread.
   State ask(size_t idx, const Piece& piece);
-  // Pins it now, or waits for the thread that does.
+  // Pins the piece now, or waits for the thread that is pinning it.
   bool pin(size_t idx, const Piece& piece);
-  // The piece's memory is about to go: unpins it. What has been refused may be asked for again.
+  // Unpins the piece, as its memory is about to be freed. A refused piece may be asked for again.
   void forget(size_t idx);
   int64_t pinned_bytes() const { return pinned_bytes_.load(std::memory_order_relaxed); }
-  // How long that many bytes take to be pinned, as others did.
+  // Returns the time that pinning so many bytes takes, by the average of earlier pieces.
   double ns_of(int64_t bytes) const;
 
  private:
@@ -60,10 +60,10 @@ class StorePins {
   const Device& device_;
   Worker& worker_;
   Job job_;
-  mutable std::mutex mutex_;  // guards what follows, but for pinned_bytes_
+  mutable std::mutex mutex_;  // guards the members below, except pinned_bytes_
   std::condition_variable changed_;
   std::vector<Entry> entries_;
-  std::deque<size_t> queue_;  // some may have been pinned meanwhile
+  std::deque<size_t> queue_;  // the caller may already have pinned some of them
   bool stops_ = false;
   int64_t taken_ns_ = 0, ever_pinned_bytes_ = 0;
   std::atomic<int64_t> pinned_bytes_{0};

@@ -6,7 +6,7 @@
 #include <algorithm>
 
 #ifndef MADV_POPULATE_WRITE
-#define MADV_POPULATE_WRITE 23  // of Linux 5.14; the C library's headers may be older than the kernel
+#define MADV_POPULATE_WRITE 23  // from Linux 5.14; the C library's headers may be older than the kernel
 #endif
 
 namespace tandem {

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
-// Has the kernel give extents of the store their memory before rows are written there.
+// Makes the kernel commit the memory of the store's extents before rows are written to them.
 //
-// The first write to a huge page waits until the kernel has cleared its 2 MiB: some 0.5 ms on an H100's host. A token's rows
-// of a layer lie in several huge pages (in four, for 8 KV heads of 128 dims in bf16), and so in every layer. A token that
-// begins an extent would pay for all of them. So an append to a sequence that has reserved pages asks for the extent that
-// the tokens behind its own will need, and the engine's background thread has the kernel clear it meanwhile, slice by slice,
-// so that the thread's other jobs have their turn between two slices. Only an extent that the sequence has pages of is asked
-// for: memory that is reserved, far from what is used, stays uncommitted.
+// The first write to a huge page waits until the kernel has cleared its 2 MiB: about 0.5 ms on an H100's host. A token's
+// rows of a layer lie in several huge pages (four for 8 KV heads of 128 dims in bf16), and every layer has its own. A token
+// that begins an extent would pay for all of them. So an append to a sequence with reserved pages asks for the extent that
+// later tokens will need. The engine's background thread then has the kernel clear that memory slice by slice, so that the
+// thread's other jobs can run between slices. Only extents in which the sequence has pages are asked for. Reserved memory
+// far from the used part stays uncommitted.
 #pragma once
 
 #include <condition_variable>
@@ -21,15 +21,16 @@ namespace tandem {
 class StorePopulation {
  public:
   explicit StorePopulation(Worker& worker);
-  ~StorePopulation();  // waits for the slice that the thread is at
+  ~StorePopulation();  // waits for the thread's current slice
   StorePopulation(const StorePopulation&) = delete;
 
-  // There are n extents from now on, numbered from 0.
+  // From now on there are n extents, numbered from 0.
   void grow(size_t n);
-  // An extent's memory, a mapping of the library's own. The first time that an extent is asked for counts. Never fails:
-  // where the kernel is too old (before Linux 5.14), the first write waits as before.
+  // Asks for an extent's memory, which must be a mapping of the library's own. Only the first request for an extent counts.
+  // Never fails: if the kernel is older than Linux 5.14, the first write waits as before.
   void ask(size_t extent, std::byte* data, int64_t bytes);
-  // The extent's memory is about to go: waits for the slice of it that the thread is at. It may be asked for again.
+  // Waits for the slice of the extent that the thread is clearing, as the memory is about to be freed. The extent may be
+  // asked for again.
   void forget(size_t extent, const std::byte* data, int64_t bytes);
 
  private:
@@ -41,11 +42,11 @@ class StorePopulation {
 
   Worker& worker_;
   Job job_;
-  std::vector<bool> is_asked_;      // [n extents], the caller's alone, who asks under the cache's mutex
-  std::mutex mutex_;                // guards what follows
-  std::vector<Stretch> stretches_;  // still to be populated, the last first; has capacity for all extents
+  std::vector<bool> is_asked_;      // [n extents]; only callers use it, under the cache's mutex
+  std::mutex mutex_;                // guards the members below
+  std::vector<Stretch> stretches_;  // not populated yet, the last one is next; has capacity for all extents
   std::condition_variable changed_;
-  const std::byte* at_work_ = nullptr;  // the slice that the thread is at
+  const std::byte* at_work_ = nullptr;  // the slice that the thread is clearing
   bool stops_ = false;
 };
 

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
-// What a cache keeps of a token in one layer and KV head: a row in each of up to four planes.
+// The rows that a cache keeps for a token in one layer and KV head: one in each of up to four planes.
 //
 //   K            the key's codes
 //   K scales     the f16 numbers of each group of codes, where the storage type has groups (lib/model/dtype.h)
-//   V, V scales  the same of the value; where V aliases K there are none, and V is read from K's planes
+//   V, V scales  the same for the value; none where V aliases K: V is then read from K's planes
 //
-// Planes lie apart, so that each is scanned linearly. Whoever moves rows moves them plane by plane and need not know the
-// type.
+// Planes are separate, so that each is scanned linearly. Code that moves rows moves them plane by plane and need not know
+// the type.
 #pragma once
 
 #include <cstddef>
@@ -22,7 +22,7 @@ namespace tandem {
 enum Plane : int32_t { kPlaneK, kPlaneKScales, kPlaneV, kPlaneVScales };
 inline constexpr int32_t kPlanes = 4;
 
-// Bytes of a row in each plane, 0 where there is none.
+// Bytes of a row in each plane, 0 if the layer has no such plane.
 struct PlaneBytes {
   int64_t of[kPlanes] = {};
   int64_t total() const { return of[kPlaneK] + of[kPlaneKScales] + of[kPlaneV] + of[kPlaneVScales]; }
@@ -38,13 +38,13 @@ inline PlaneBytes plane_bytes(const Layer& layer) {
   return bytes;
 }
 
-// The first of consecutive rows in each plane, null where there is none.
+// The first of consecutive rows in each plane, null if the layer has no such plane.
 struct Rows {
   std::byte* of[kPlanes] = {};
 
   std::byte* v(const Layer& layer) const { return of[layer.v_aliases_k ? kPlaneK : kPlaneV]; }
   std::byte* v_scales(const Layer& layer) const { return of[layer.v_aliases_k ? kPlaneKScales : kPlaneVScales]; }
-  // The same planes, n rows on.
+  // Returns the rows that begin n rows later.
   Rows after(const PlaneBytes& bytes, int64_t n) const {
     Rows rows = *this;
     for (int32_t p = 0; p < kPlanes; ++p)
@@ -53,13 +53,13 @@ struct Rows {
   }
 };
 
-// n consecutive rows, which do not overlap.
+// Copies n consecutive rows between memory that does not overlap.
 inline void copy_rows(const Rows& from, const Rows& to, const PlaneBytes& bytes, int64_t n) {
   for (int32_t p = 0; p < kPlanes; ++p)
     if (bytes.of[p] > 0) std::memcpy(to.of[p], from.of[p], static_cast<size_t>(n * bytes.of[p]));
 }
 
-// A run of keys as backends read it, and back.
+// Convert rows to a run of keys as backends read it, and back.
 inline void point_run(const Rows& rows, const Layer& layer, KvRun* run) {
   run->k = rows.of[kPlaneK];
   run->k_scales = rows.of[kPlaneKScales];

@@ -14,11 +14,11 @@ namespace {
 constexpr int64_t kWorthSpreading = 32768;  // elements
 constexpr int64_t kTaskTokens = 16;
 
-// Result of scanning one mask: that of a sequence, or of one of its heads.
+// Result of scanning one mask: of a sequence, or of one of its heads.
 struct MaskScan {
-  struct Part {  // of kTaskTokens tokens
+  struct Part {  // kTaskTokens tokens
     std::vector<KeyRange> ranges;
-    int64_t ends[kTaskTokens];  // behind the last range of each token
+    int64_t ends[kTaskTokens];  // index behind the last range of each token
     bool has_values = false;
   };
   std::vector<Part> parts;
@@ -30,7 +30,7 @@ struct MaskScan {
 // Where a sequence's rows are in the work space: [n_kv_heads][q_len][group_size].
 struct SequenceRows {
   size_t q_at = 0, o_at = 0, lse_at = 0;  // indices into floats
-  size_t first_token = 0;                 // of all sequences' tokens
+  size_t first_token = 0;                 // first token, counted over all sequences
 };
 
 }  // namespace
@@ -38,7 +38,7 @@ struct SequenceRows {
 struct TensorAttention::Scratch : FloatRows {
   std::vector<SequenceRows> sequences;
   std::vector<MaskScan> scans;      // [n_sequences][1 or n_kv_heads]
-  std::vector<int64_t> begin, end;  // of all tokens, where there is no mask
+  std::vector<int64_t> begin, end;  // for all tokens, if there is no mask
   std::vector<KvRun> runs;
   std::vector<size_t> job_runs;  // [n_jobs + 1] index of the first run
   std::vector<AttendJob> jobs;
@@ -74,7 +74,7 @@ class TensorCall {
   }
 
  private:
-  // Calls visit(i) for i in [0, n), on the pool where that is worth it.
+  // Calls visit(i) for i in [0, n), on the pool if `spread` is true.
   template <class Visit>
   void for_each(int64_t n, bool spread, const Visit& visit) {
     const auto task = [](void* context, int64_t i, int32_t) { (*static_cast<const Visit*>(context))(i); };
@@ -82,7 +82,7 @@ class TensorCall {
     for (int64_t i = 0; i < n; ++i) visit(i);
   }
 
-  // Calls (this->*visit)(sequence, token) for every token; skips the rest once the call is cancelled.
+  // Calls (this->*visit)(sequence, token) for every token. Skips the rest once the call is cancelled.
   void for_tokens(void (TensorCall::*visit)(size_t sequence_idx, int64_t t)) {
     for (size_t i = 0; i < args_.sequences.size(); ++i) {
       const int64_t q_len = args_.sequences[i].q_len, n_tasks = (q_len + kTaskTokens - 1) / kTaskTokens;
@@ -114,7 +114,7 @@ class TensorCall {
     return scratch_
         .scans[sequence_idx * static_cast<size_t>(n_masks()) + static_cast<size_t>(args_.mask.per_head ? head : 0)];
   }
-  // Where query head `head` of token t is among the rows of its sequence.
+  // Returns the row of query head `head` of token t among the rows of its sequence.
   int64_t row_of(const TensorSequence& sequence, int64_t t, int32_t head) const {
     return (head / layer_.group_size * sequence.q_len + t) * layer_.group_size + head % layer_.group_size;
   }
@@ -212,7 +212,7 @@ LogitBias TensorCall::bias_of(size_t sequence_idx, int32_t head, int64_t first_t
   return bias;
 }
 
-// A job over the runs that are added after it. Pointers into vectors that still grow are set in point_jobs().
+// Adds a job over the runs that the caller adds next. point_jobs() sets pointers into vectors that still grow.
 void TensorCall::add_job(size_t sequence_idx, int32_t head, int64_t first_token, int64_t n_tokens) {
   const TensorSequence& sequence = args_.sequences[sequence_idx];
   const SequenceRows& rows = scratch_.sequences[sequence_idx];
@@ -300,7 +300,7 @@ Status TensorCall::attend_and_merge() {
                                    args_.watch);
 }
 
-// The learned sink of a head with the state of its keys.
+// Merges the learned sink of a head into the state of its keys.
 void TensorCall::add_merge(size_t sequence_idx, int32_t head) {
   const SequenceRows& rows = scratch_.sequences[sequence_idx];
   MergeJob merge;

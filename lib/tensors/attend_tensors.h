@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
-// Attention over K and V that the caller owns: jobs for the CPU backend that point into the caller's tensors.
+// Attention over K and V in the caller's tensors: makes jobs for the CPU backend that point into these tensors.
 //
-//   layout   where the sequences' rows of q, o and lse lie in work space
-//   mask     rows of the mask to ranges of keys, tokens to groups (lib/tensors/mask_groups.h)
-//   jobs     one for each sequence, KV head and group
-//   pack     queries to f32, grouped by KV head
-//   attend   states over the visible keys; learned sinks merged
-//   write    o and lse in the caller's types
+//   layout   places each sequence's rows of q, o and lse in work space
+//   mask     turns rows of the mask into ranges of keys, and tokens into groups (lib/tensors/mask_groups.h)
+//   jobs     makes one job for each sequence, KV head and group
+//   pack     converts queries to f32, grouped by KV head
+//   attend   computes states over the visible keys and merges learned sinks
+//   write    writes o and lse in the caller's types
 #pragma once
 
 #include <cstdint>
@@ -24,9 +24,9 @@ namespace tandem {
 // One sequence's part of the tensors.
 struct TensorSequence {
   int64_t q_len = 0, kv_len = 0;
-  TensorView q, k, v, o;            // v: not used where V aliases K
-  float* lse = nullptr;             // of the first token and head; null: not wanted
-  const std::byte* mask = nullptr;  // of the first token and head; null: none
+  TensorView q, k, v, o;            // v: not used if V aliases K
+  float* lse = nullptr;             // for the first token and head; null: not wanted
+  const std::byte* mask = nullptr;  // for the first token and head; null: none
 };
 
 struct MaskLayout {
@@ -36,8 +36,9 @@ struct MaskLayout {
 };
 
 struct TensorsArgs {
-  Layer layer;  // of the tensors, strides included. With a mask for each query head every query head is a KV head of its own
-  int64_t heads_per_k = 1;  // KV heads of the layer for each head of k
+  // Describes the tensors, strides included. If each query head has its own mask, each is a KV head of its own.
+  Layer layer;
+  int64_t heads_per_k = 1;  // KV heads of the layer that share a head of k
   bool causal = false;
   const float* alibi_slopes = nullptr;  // [n_q_heads]
   MaskLayout mask;
@@ -46,7 +47,7 @@ struct TensorsArgs {
   Watch watch;
 };
 
-// Work space of such calls, and the order of their steps. Calls run one after another.
+// Attends such calls and keeps their work space. Calls run one after another.
 class TensorAttention {
  public:
   TensorAttention();

@@ -17,7 +17,7 @@ constexpr int64_t kMaxScales = max_scales(kMaxRow);
 
 bool has_groups(int32_t dtype) { return find_dtype(dtype)->group > 0; }
 
-// A tensor's row taken apart, in memory of its own where it consists of blocks.
+// Codes and scales of a row of blocks.
 struct SplitRow {
   std::byte codes[kMaxRow];
   uint16_t scales[kMaxScales];
@@ -85,9 +85,9 @@ void load_row(const Backend& cpu, const StoredRow& from, int32_t to_type, void* 
 
 namespace {
 
-static_assert(kMaxRow % kHiddenUnit == 0);  // parts of a row have whole groups
+static_assert(kMaxRow % kHiddenUnit == 0);  // so parts of a row have whole groups
 
-// f(first, n, codes, scales) for parts of a row of n numbers, as long as a row of K may be.
+// Calls f(first, n, codes, scales) for parts of a row of n numbers. A part is at most as long as a row of K may be.
 template <class Byte, class F>
 void for_parts(int32_t dtype, Byte* row, int64_t n, F f) {
   Byte* const scales = row + row_bytes(dtype, n);

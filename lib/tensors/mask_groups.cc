@@ -7,7 +7,7 @@
 namespace tandem {
 namespace {
 
-constexpr int64_t kMostWords = int64_t{8} << 20;  // of the bits of one group: 64 MiB
+constexpr int64_t kMostWords = int64_t{8} << 20;  // most words of bits of one group: 64 MiB
 
 int64_t count(const std::vector<KeyRange>& ranges) {
   int64_t n = 0;
@@ -15,7 +15,7 @@ int64_t count(const std::vector<KeyRange>& ranges) {
   return n;
 }
 
-// How the values of a mask are told apart, by their bits.
+// Classifies the values of a mask by their bits.
 template <typename Word, Word kSign, Word kInfinity>
 struct MaskValues {
   using Type = Word;
@@ -25,7 +25,7 @@ struct MaskValues {
 using MaskF32 = MaskValues<uint32_t, 0x80000000u, 0x7f800000u>;
 using MaskF16 = MaskValues<uint16_t, 0x8000, 0x7c00>;
 
-// Masks consist of long stretches of one value, so a block that is all 0 or all -inf is looked at once.
+// Masks have long stretches of one value, so a block that is all 0 or all -inf is handled as a whole.
 template <typename Values>
 bool scan_row(const void* row, int64_t n, std::vector<KeyRange>* ranges) {
   using Word = typename Values::Type;
@@ -59,7 +59,8 @@ bool scan_row(const void* row, int64_t n, std::vector<KeyRange>* ranges) {
   return has_values;
 }
 
-// Grows the union by a row that sees it from some column on, and more behind it. False: the row does not fit.
+// Extends the union by a row that sees the union's keys from some column on, and perhaps more keys behind them. Returns
+// false if the row does not fit.
 bool extend(const MaskRow& row, int64_t least_begin, std::vector<KeyRange>* keys) {
   if (keys->empty()) {
     keys->assign(row.ranges, row.ranges + row.n);
@@ -95,7 +96,7 @@ std::vector<KeyRange> union_of(const std::vector<KeyRange>& a, const std::vector
   return joined;
 }
 
-// The first column of keys that a row does not see.
+// Returns the first column of `keys` that a row does not see.
 int64_t first_hidden(const std::vector<KeyRange>& keys, const MaskRow& row) {
   for (size_t i = 0; i < keys.size(); ++i) {
     if (static_cast<int64_t>(i) == row.n || row.ranges[i].begin != keys[i].begin) return keys[i].begin;
@@ -104,7 +105,7 @@ int64_t first_hidden(const std::vector<KeyRange>& keys, const MaskRow& row) {
   return INT64_MAX;
 }
 
-// Runs of tokens that fit together.
+// Makes groups of consecutive tokens that fit together.
 void find_chains(const std::vector<MaskRow>& rows, MaskGroups* out) {
   const auto n_tokens = static_cast<int64_t>(rows.size());
   out->begin.assign(rows.size(), 0);
@@ -113,7 +114,7 @@ void find_chains(const std::vector<MaskRow>& rows, MaskGroups* out) {
   for (int64_t t = 0; t < n_tokens; ++t) {
     const auto at = static_cast<size_t>(t);
     const MaskRow& row = rows[at];
-    // A token that sees nothing fits everywhere.
+    // A token without visible keys fits everywhere.
     const bool fits = t > 0 && (row.n == 0 || extend(row, last_begin, &out->groups.back().keys));
     if (!fits) {
       out->groups.emplace_back();
@@ -130,11 +131,11 @@ void find_chains(const std::vector<MaskRow>& rows, MaskGroups* out) {
   for (TokenGroup& group : out->groups) group.n_keys = count(group.keys);
 }
 
-// Ranges of fewer keys than these, on average, cost more than a bit for each key of every token: a range becomes a run of 64
-// bytes for each KV head.
+// If ranges have fewer keys than this on average, they cost more than one bit for each key and token: a range becomes a run
+// of 64 bytes for each KV head.
 constexpr int64_t kShortRange = 16;
 
-// Joins neighbours where reading their keys once saves a quarter or more, and where their ranges are short.
+// Joins neighbouring groups if reading their keys once saves a quarter or more, or if their ranges are short.
 void join_neighbours(MaskGroups* out) {
   size_t last = 0;
   for (size_t i = 1; i < out->groups.size(); ++i) {
@@ -147,7 +148,7 @@ void join_neighbours(MaskGroups* out) {
       a.keys = std::move(keys);
       a.n_keys = n_keys;
       a.end = b.end;
-      a.tree_words = 1;  // counted in set_bits()
+      a.tree_words = 1;  // set_bits() sets the real number
     } else {
       ++last;
       if (last != i) out->groups[last] = std::move(b);

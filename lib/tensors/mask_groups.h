@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
-// From an additive mask to ranges of keys that are attended.
+// Turns an additive mask into ranges of attended keys.
 //
-// A mask has a row for each query token and a column for each key: -inf hides the key, every other value is added to the
-// logit. A row becomes a list of ranges of visible columns. Consecutive tokens whose lists fit together form a group, which
-// is attended as one job over the union of its ranges:
+// A mask has a row for each query token and a column for each key. -inf hides the key; every other value is added to the
+// logit. A row becomes a list of ranges of visible columns. Consecutive tokens whose lists fit together form a group. One
+// job attends a group, over the union of its ranges:
 //
 //   column   0 . . . . . . . . 9
 //   token 0  x x x - x              each row is the union from some column on, up to a later end than the row before:
@@ -11,8 +11,8 @@
 //   token 2    x x - x x x
 //   token 3  - - - - - - - - x x    nothing in common with the rows above: a group of its own
 //
-// Groups that share most of their keys without fitting together, as the branches of a tree of guesses do, become one group
-// whose tokens have a bit for each key from the first on that not all of them see.
+// Some groups share most of their keys but do not fit together, as branches of a speculative tree do. They become one group
+// whose tokens have a bit for each key, from the first key on that not all of them see.
 #pragma once
 
 #include <cstddef>
@@ -27,21 +27,21 @@ struct KeyRange {
   int64_t begin, end;
 };
 
-// The ranges of one row, ascending, with a gap between two of them.
+// The ranges of one row, ascending, with a gap between neighbours.
 struct MaskRow {
   const KeyRange* ranges = nullptr;
   int64_t n = 0;
 };
 
-// Appends the visible ranges of a row of n values, f32 or f16; true when one of these values is not 0.
+// Appends the visible ranges of a row of n values, f32 or f16. Returns true if a visible value is not 0.
 bool scan_mask_row(int32_t dtype, const void* row, int64_t n, std::vector<KeyRange>* ranges);
 
-// Tokens [first, end) of a sequence. Their begins and ends, and bits, are in MaskGroups from `first` and `bits_at` on.
+// Tokens [first, end) of a sequence. MaskGroups has their begins and ends from `first` on, and their bits from `bits_at` on.
 struct TokenGroup {
   int64_t first = 0, end = 0;
-  std::vector<KeyRange> keys;  // the union of what the tokens see
+  std::vector<KeyRange> keys;  // union of the keys that the tokens see
   int64_t n_keys = 0;
-  int64_t tree_begin = INT64_MAX;  // with bits: the first column that not all tokens see
+  int64_t tree_begin = INT64_MAX;  // if there are bits: the first column that not all tokens see
   int32_t tree_words = 0;
   size_t bits_at = 0;
 };
@@ -54,7 +54,7 @@ struct MaskGroups {
   Visibility visibility_of(const TokenGroup& group) const;
 };
 
-// Groups of the tokens whose rows these are.
+// Groups the tokens that have these rows.
 void group_tokens(const std::vector<MaskRow>& rows, MaskGroups* groups);
 
 }  // namespace tandem

@@ -17,7 +17,7 @@ namespace {
 
 constexpr int32_t kInvalid = TANDEM_ERROR_INVALID_ARGUMENT;
 
-// What a tensor's data consists of: elements, or blocks.
+// The unit of a tensor's data: an element or a block.
 struct Unit {
   int64_t n_elements;
   int64_t bytes;
@@ -38,7 +38,7 @@ Status refuse_with(int32_t code, const char* tensor, const char* member, const c
   return fail(code, field, "%s = %s", field, text);
 }
 
-// fail() with the field "q.member" and a message that begins with it.
+// Fails with the field "q.member" and a message that begins with it.
 [[gnu::format(printf, 4, 5)]] Status refuse(int32_t code, const char* tensor, const char* member, const char* format, ...) {
   va_list values;
   va_start(values, format);
@@ -47,7 +47,7 @@ Status refuse_with(int32_t code, const char* tensor, const char* member, const c
   return status;
 }
 
-// The same for "q.member[idx]".
+// The same for the field "q.member[idx]".
 [[gnu::format(printf, 4, 5)]] Status refuse_at(const char* tensor, const char* member, int32_t idx, const char* format,
                                                ...) {
   char indexed[32];
@@ -101,7 +101,7 @@ Status check_place(const tandem_tensor& t, const TensorSpec& spec) {
                 place.device_index < 0 ? "the engine has no device" : "this call takes host memory alone");
 }
 
-// The axes that a call expects, "[n_tokens, n_q_heads, k_head_dim]": most wrong shapes have them in another order.
+// Returns the axes that a call expects, "[n_tokens, n_q_heads, k_head_dim]". Most wrong shapes have another order of axes.
 std::string axes_of(const TensorSpec& spec) {
   std::string axes;
   for (int32_t d = 0; d < spec.n_dims; ++d) axes += (d == 0 ? "[" : ", ") + std::string(spec.dims[d].name);
@@ -123,7 +123,7 @@ Status check_shape(const tandem_tensor& t, const TensorSpec& spec) {
   return {};
 }
 
-// Rows of whole blocks.
+// Checks that rows consist of whole blocks.
 Status check_blocks(const tandem_tensor& t, const char* name, const Unit& unit) {
   const int32_t last = t.n_dims - 1;
   for (int32_t d = last; d >= 0; --d) {
@@ -135,7 +135,7 @@ Status check_blocks(const tandem_tensor& t, const char* name, const Unit& unit) 
   return {};
 }
 
-// The outer dimensions from the one that is innermost in memory on.
+// The outer dimensions, starting with the innermost one in memory.
 struct DimOrder {
   int32_t dims[3];
   int32_t n = 0;
@@ -149,8 +149,8 @@ DimOrder order_of(const tandem_tensor& t, bool any_order) {
   return order;
 }
 
-// Strides, and from the innermost dimension outwards the elements that a slice spans: (length - 1) * stride + inner span.
-// Without elements the span is 0 and strides only have to be positive and countable in bytes.
+// Checks strides and computes the footprint. From the innermost dimension outwards, a slice spans (length - 1) * stride +
+// inner span elements. Without elements the span is 0, and strides only have to be positive and countable in bytes.
 Status check_strides(const tandem_tensor& t, const TensorSpec& spec, Footprint* footprint) {
   const char* name = spec.name;
   const DimOrder order = order_of(t, spec.any_order);
@@ -160,8 +160,8 @@ Status check_strides(const tandem_tensor& t, const TensorSpec& spec, Footprint* 
   if (!empty) TANDEM_TRY(check_blocks(t, name, unit));
   if (t.stride[last] != 1)
     return refuse_at(name, "stride", last, "%lld, must be 1 in the last dimension", static_cast<long long>(t.stride[last]));
-  int64_t span = t.shape[last];  // elements, of one slice of dimension d + 1
-  int64_t row = span;            // elements, of one slice of the outermost dimension
+  int64_t span = t.shape[last];  // elements of one slice of dimension d + 1
+  int64_t row = span;            // elements of one slice of the outermost dimension
   for (int32_t d = last - 1; d >= 0; --d)
     if (t.stride[d] <= 0) return refuse_at(name, "stride", d, "%lld is not positive", static_cast<long long>(t.stride[d]));
   for (int32_t i = 0; i < order.n && !empty; ++i) {
@@ -180,11 +180,11 @@ Status check_strides(const tandem_tensor& t, const TensorSpec& spec, Footprint* 
   if (!empty && __builtin_mul_overflow(span / unit.n_elements, unit.bytes, &bytes))
     return refuse_at(name, "shape", 0, "%lld with stride %lld is more than memory can hold",
                      static_cast<long long>(t.shape[0]), static_cast<long long>(t.stride[0]));
-  for (int32_t d = last - 1; d >= 0; --d)  // also of dimensions that have no second element
+  for (int32_t d = last - 1; d >= 0; --d)  // also for dimensions without a second element
     if (__builtin_mul_overflow(t.stride[d] / unit.n_elements, unit.bytes, &stride_bytes))
       return refuse_at(name, "stride", d, "%lld is more bytes than memory can hold", static_cast<long long>(t.stride[d]));
   *footprint = {};
-  if (empty) return {};  // whose last dimension may have any length: its bytes may overflow
+  if (empty) return {};  // the last dimension may have any length then, so its bytes may overflow
   const int32_t outermost = order.n > 0 ? order.dims[order.n - 1] : -1;
   footprint->n_rows = outermost < 0 ? 1 : t.shape[outermost];
   footprint->row_bytes = row / unit.n_elements * unit.bytes;
@@ -221,7 +221,7 @@ bool overlap(const Footprint& a, const Footprint& b) {
   if (a.begin + static_cast<uintptr_t>(a_bytes) <= b.begin || b.begin + static_cast<uintptr_t>(b_bytes) <= a.begin)
     return false;
   if (a.row_stride != b.row_stride) return true;
-  // Rows repeat with one period: does a row of b fit between two rows of a?
+  // Rows repeat with one period. Does a row of b fit between two rows of a?
   const auto period = static_cast<uintptr_t>(a.row_stride);
   const uintptr_t offset =
       b.begin >= a.begin ? (b.begin - a.begin) % period : (period - (a.begin - b.begin) % period) % period;
@@ -273,7 +273,7 @@ Status refuse_hidden(const Layer& layer, const tandem_tensor* x) {
               static_cast<const void*>(x), layer.projection == nullptr ? "it has no projection" : "x_type = 0");
 }
 
-// A tensor without elements has none to step to, and any strides: their multiples may overflow.
+// A tensor without elements may have any strides, whose multiples may overflow. It has nothing to step to.
 int64_t stride_bytes(const CheckedTensor& checked, int32_t dim) {
   if (checked.footprint.n_rows == 0) return 0;
   const Unit unit = unit_of(checked.tensor.dtype);

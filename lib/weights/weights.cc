@@ -15,12 +15,14 @@
 namespace tandem {
 namespace {
 
-constexpr int64_t kUnit = 256;               // places begin at multiples of this many bytes
-constexpr int64_t kTurn = int64_t{8} << 20;  // bytes: the least that is sent behind a piece, unless it is due at last
+constexpr int64_t kUnit = 256;  // bytes; places begin at multiples of this
+// Bytes: the least that is sent behind a piece, unless the block is due before the next piece.
+constexpr int64_t kTurn = int64_t{8} << 20;
 
 int64_t padded(int64_t bytes) { return (bytes + kUnit - 1) / kUnit * kUnit; }
 
-// Which blocks stay: of every stretch of the order about the same share, then whatever still fits. [n_blocks]
+// Chooses the blocks that stay on the device: about the same share of every stretch of the order, then any others that still
+// fit. Returns [n_blocks].
 std::vector<bool> choose_resident(const std::vector<WeightBlock>& blocks, int64_t resident_bytes) {
   int64_t total = 0, passed = 0, kept = 0;
   for (const WeightBlock& block : blocks) total += padded(block.bytes);
@@ -70,7 +72,7 @@ Status Weights::create(std::shared_ptr<Engine> engine, const std::vector<WeightB
     first = first == 0 ? bytes : first;
     largest = std::max(largest, bytes);
   }
-  // One in use and the one behind it, the first behind the last too: a ring has to hold them wherever they begin.
+  // The ring must hold a block in use and the next one, wherever they begin. The first block follows the last.
   const int64_t wanted = options.buffer_bytes > 0 ? options.buffer_bytes : std::max(pair, before + first) + largest;
   if (wanted < largest)
     return fail(TANDEM_ERROR_INVALID_ARGUMENT, "buffer_bytes",
@@ -88,7 +90,7 @@ Status Weights::create(std::shared_ptr<Engine> engine, const std::vector<WeightB
   return {};
 }
 
-// What was asked of blocks up to their done() has ended then.
+// Waits for all uses up to their done().
 Weights::~Weights() {
   device_.bus->leave(this);
   if (process_ends()) return;
@@ -105,7 +107,7 @@ Weights::~Weights() {
   if (has_stream_) device_.table->destroy_stream(device_.self, stream_);
 }
 
-// A block is in the ring once, and once more where it is done with and nothing has been sent over it.
+// A block has one place in the ring, and a second one while an earlier place is freed but not overwritten yet.
 Status Weights::make_events() {
   const size_t n = 2 * static_cast<size_t>(std::count_if(blocks_.begin(), blocks_.end(),
                                                          [](const Block& block) { return block.resident_at < 0; }));
@@ -118,7 +120,7 @@ Status Weights::make_events() {
   return {};
 }
 
-// Piece by piece, until one is refused.
+// Pins the block piece by piece, until the device refuses one.
 void Weights::pin(Block* block) {
   DeviceError error;
   while (block->pinned_bytes < block->bytes) {
@@ -144,7 +146,7 @@ Status Weights::copy_blocks(const std::vector<WeightBlock>& blocks) {
   }
   if (!are_pinned)
     engine_->log(TANDEM_LOG_WARNING, "weights could not be pinned, or not all: they cross the bus more slowly");
-  return call_device(device_, &DeviceTable::wait, stream_);  // the caller's memory has been read
+  return call_device(device_, &DeviceTable::wait, stream_);  // afterwards the caller's memory has been read
 }
 
 Weights::Place* Weights::find(int32_t block_idx) {
@@ -153,7 +155,7 @@ Weights::Place* Weights::find(int32_t block_idx) {
   return nullptr;
 }
 
-// Behind the newest place, or at the ring's begin where that is free again.
+// Finds room behind the newest place, or at the ring's begin if that is free again.
 bool Weights::find_room(const std::deque<Place>& places, int64_t bytes, int64_t* at) const {
   *at = 0;
   if (places.empty()) return true;
@@ -183,14 +185,14 @@ void Weights::place(int32_t block_idx, int64_t at) {
   n_unfollowed_ = 0;
 }
 
-// Up to `most` bytes of what has not been sent of a block.
+// Sends up to `most` bytes of a block that are not sent yet.
 Status Weights::send(Place* place, int64_t most) {
   const TraceRange range("load weights", place->block_idx, "stream");
   const Block& block = blocks_[static_cast<size_t>(place->block_idx)];
   TANDEM_TRY(wait_for_uses(&place->behind));
   while (place->sent_bytes < block.bytes && most > 0) {
     const int64_t at = place->sent_bytes, piece_left = most_pinned_bytes - at % most_pinned_bytes;
-    const int64_t n = std::min({block.bytes - at, most, piece_left});  // a copy is of one pinned piece
+    const int64_t n = std::min({block.bytes - at, most, piece_left});  // a copy must not cross pinned pieces
     const StridedCopy copy{ring_.data() + place->begin + at, block.host.data() + at, n, 1, n, n};
     TANDEM_TRY(call_device(device_, &DeviceTable::copy_strided, &copy, stream_));
     place->sent_bytes += n;
@@ -203,8 +205,9 @@ Status Weights::send(Place* place, int64_t most) {
   return {};
 }
 
-// What is to be sent behind pieces of so many bytes, for each block to be there when it is used, if as much of others' comes
-// before that as did the last time: of all blocks up to it the share that the pieces have of that and what is still to come.
+// Returns how many bytes are due behind pieces of piece_bytes bytes, so that each block arrives before its use. Assumes that
+// as many bytes of sessions' pieces precede the use as last time. For each block, the share of these pieces in all pieces
+// still to come before its use is applied to the unsent bytes of all blocks up to it. The largest result counts.
 Weights::Due Weights::due_behind(int64_t piece_bytes) const {
   int64_t left = 0;
   Due due;
@@ -232,7 +235,7 @@ Status Weights::send_due(int64_t bytes) {
   return {};
 }
 
-// Small copies are slow: pieces are counted until enough is due.
+// Small copies are slow, so pieces are counted until enough bytes are due.
 void Weights::follow(int64_t bytes, void* event) {
   const std::lock_guard lock(mutex_);
   n_others_ += bytes;
@@ -245,7 +248,7 @@ void Weights::follow(int64_t bytes, void* event) {
   static_cast<void>(send_due(due.bytes));
 }
 
-// As far as there is room.
+// Places and sends blocks as far as there is room.
 Status Weights::send_ahead() {
   if (ring_.bytes() == 0) return {};
   for (;;) {
@@ -257,7 +260,7 @@ Status Weights::send_ahead() {
   return send_due(due_behind(0).bytes);
 }
 
-// Of blocks that nobody has asked for yet: what fails is tried again, and told, where they are used.
+// Sends blocks that are not in use yet. If this fails, use() tries again and reports the failure.
 void Weights::try_ahead() noexcept {
   try {
     static_cast<void>(send_ahead());
@@ -265,7 +268,7 @@ void Weights::try_ahead() noexcept {
   }
 }
 
-// Who takes a place next has its copies wait for what was asked of those that are done with.
+// Frees a place. The next place that is taken has its copies wait for the uses of freed places.
 void Weights::free(Place* place) {
   done_with_.reserve(done_with_.size() + place->behind.size() + 1);
   place->is_free = true;
@@ -277,7 +280,7 @@ void Weights::free(Place* place) {
     free_events_.push_back(place->events);
 }
 
-// At either end: what stays in use takes no more room than its own.
+// Removes free places at both ends, so blocks in use occupy only their own room.
 void Weights::retire() {
   while (!places_.empty() && places_.front().is_free) places_.pop_front();
   while (!places_.empty() && places_.back().is_free) places_.pop_back();
@@ -290,7 +293,7 @@ std::string Weights::held() const {
   return names;
 }
 
-// What was sent for later uses gives way: the model has gone elsewhere.
+// Drops blocks that were sent for later uses, as the model has left the usual order.
 Status Weights::place_now(int32_t block_idx) {
   std::deque<Place> kept = places_;
   while (!kept.empty() && !kept.back().was_used) kept.pop_back();
@@ -331,7 +334,8 @@ Status Weights::use(int32_t block_idx, void* stream, void** data) {
     TANDEM_TRY(place_now(block_idx));
     place = &places_.back();
   }
-  // What was to come before it has been left out. What that has yet to wait for may have been where this one is, too.
+  // Blocks before this one were skipped. Uses that their copies would have waited for may have been in this block's place
+  // too.
   for (Place& earlier : places_) {
     if (&earlier == place) break;
     if (earlier.was_used || earlier.is_free) continue;
@@ -357,7 +361,7 @@ Status Weights::note_use_ends(Place* place, void* stream) {
   Events& events = events_[place->events];
   size_t i = 0;
   while (i < events.n_streams && events.streams[i] != stream) ++i;
-  if (i == Events::kStreams) {  // more than there is room for: the first is waited for at once
+  if (i == Events::kStreams) {  // more streams than there is room for, so wait for the first at once
     i = 0;
     TANDEM_TRY(call_device(device_, &DeviceTable::wait_event, events.freed[i], stream_));
   }
@@ -367,7 +371,7 @@ Status Weights::note_use_ends(Place* place, void* stream) {
   return {};
 }
 
-// places: their events_.
+// places: indices in events_.
 Status Weights::wait_for_uses(std::vector<size_t>* places) {
   for (; !places->empty(); places->pop_back()) {
     const Events& events = events_[places->back()];
@@ -409,7 +413,7 @@ WeightsInUse::~WeightsInUse() {
   for (const Held& held : held_) static_cast<void>(held.weights->done(held.block_idx, stream_));
 }
 
-// What failed is tried once more at the end.
+// If this fails, the destructor tries once more.
 Status WeightsInUse::done() {
   while (!held_.empty()) {
     TANDEM_TRY(held_.back().weights->done(held_.back().block_idx, stream_));
