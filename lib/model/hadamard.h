@@ -5,7 +5,8 @@
 //
 // H / sqrt(n) is symmetric and orthogonal, so it is its own inverse, and q.k does not change when both are rotated. Stored
 // keys of a rotated layer hold y (lib/tensors/convert.h). A query is rotated when it is converted to f32
-// (lib/attend/host_lane.cc). Ashkboos et al., "QuaRot: Outlier-Free 4-Bit Inference in Rotated LLMs", 2024.
+// (lib/attend/host_lane.cc).
+// Ashkboos et al., "QuaRot: Outlier-Free 4-Bit Inference in Rotated LLMs", 2024.
 #pragma once
 
 #include <cstdint>

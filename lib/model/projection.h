@@ -40,8 +40,7 @@ struct OwnedProjection {
 
 class LayerRefusal;
 class Status;
-Status check_projection(const tandem_layer_options& layer,
-                        const LayerRefusal& refuse);  // a layer without a projection is ok
+Status check_projection(const tandem_layer_options& layer, const LayerRefusal& refuse);  // ok if there is none
 // Copies the projection of a checked layer. rope: the angles of projected_rope(), null if that is 0.
 std::unique_ptr<OwnedProjection> own_projection(const tandem_layer_options& layer, const RopeTable* rope);
 int32_t projected_rope(const tandem_layer_options& layer);  // the caller's rotation of keys: k_rope; 0 without a projection

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// A walk over what a selector knows of a sequence, the same to save it and to load it. Numbers are 64-bit integers.
+// A walk over a selector's state of a sequence, shared by saving and loading. Numbers are 64-bit integers.
 #pragma once
 
 #include <cstdint>
@@ -17,10 +17,10 @@ class StateVisitor {
 
   bool is_loading() const { return is_loading_; }
   virtual Status bytes(void* data, int64_t n) = 0;
-  virtual Status corrupt(const char* what) const = 0;  // the error of what cannot have been saved
+  virtual Status corrupt(const char* what) const = 0;  // the error for data that cannot have been saved
 
   Status number(int64_t* value) { return bytes(value, sizeof *value); }
-  // A number from low to high.
+  // Visits a number in [low, high].
   Status number(int64_t* value, int64_t low, int64_t high, const char* what) {
     TANDEM_TRY(number(value));
     return is_loading_ && (*value < low || *value > high) ? corrupt(what) : Status();
@@ -31,7 +31,7 @@ class StateVisitor {
     *value = number == 1;
     return {};
   }
-  // An option of the session that what was saved depends on: INVALID_ARGUMENT where it differs.
+  // An option of the session that the saved state depends on. INVALID_ARGUMENT if the saved value differs.
   Status same(const char* option, int64_t value) {
     int64_t saved = value;
     TANDEM_TRY(number(&saved));
@@ -39,7 +39,7 @@ class StateVisitor {
     return fail(TANDEM_ERROR_INVALID_ARGUMENT, "session", "session: its %s is %lld, that of the session that was saved %lld",
                 option, static_cast<long long>(value), static_cast<long long>(saved));
   }
-  // A list of `most` elements at most, with its length before it.
+  // Visits a list of at most `most` elements, preceded by its length.
   template <typename T>
   Status list(std::vector<T>* list, int64_t most, const char* what) {
     int64_t n = std::ssize(*list);
