@@ -16,7 +16,7 @@ constexpr int32_t kInvalid = TANDEM_ERROR_INVALID_ARGUMENT;
 constexpr size_t kMostElements = 4;  // of a list: kind, size, size, score
 
 struct Size {
-  const char* name;  // nullptr: a number that is not read
+  const char* name;  // nullptr: the number is ignored
   int64_t tandem_head_pattern::*member;
   int64_t least;
 };
@@ -24,7 +24,7 @@ struct Size {
 struct Kind {
   const char* name;
   uint32_t bit;
-  size_t n_sizes;  // that must be there
+  size_t n_sizes;  // required sizes
   Size sizes[2];
 };
 
@@ -41,7 +41,8 @@ constexpr Kind kKinds[] = {
     {"full", TANDEM_PATTERN_FULL, 0, {}},
 };
 
-// For a message: short, ASCII, and without descending into it, as a hostile file nests deeper than the stack.
+// Text of a value for a message: short and ASCII. It does not descend into the value, as a hostile file may nest deeper than
+// the stack.
 std::string shown(const Json& value) {
   constexpr size_t kMostShown = 40;
   if (value.is_structured()) return value.is_array() ? "[...]" : "{...}";
@@ -77,7 +78,7 @@ Status add_pattern(const Json& list, tandem_head_pattern* head) {
   return {};
 }
 
-// One list, or several whose patterns are united.
+// One list, or several lists whose patterns are united.
 Status read_head(const Json& value, tandem_head_pattern* head) {
   if (!value.is_array() || value.empty() || !value[0].is_array()) return add_pattern(value, head);
   for (const Json& list : value) TANDEM_TRY(add_pattern(list, head));
@@ -100,8 +101,8 @@ Status read_layer(const Json& layer, std::vector<tandem_head_pattern>* heads) {
 
 struct TooMany {};  // thrown out of the parser
 
-// Of equal names in an object the parser keeps the last, so they are looked for while it reads. Its time grows with the
-// square of a list's length, so that no list may be longer than any model has layers or heads.
+// Of equal names in an object the parser keeps only the last. So equal names are detected while it reads. The parser's time
+// grows with the square of a list's length. So no list may be longer than the number of layers or heads of any model.
 class NamesSeen {
  public:
   static constexpr int64_t kMostMembers = 4096;
@@ -124,8 +125,8 @@ class NamesSeen {
   Status take() { return std::move(twice_); }
 
  private:
-  std::vector<int64_t> n_members_;  // so far, of the present list or object at each depth
-  std::set<std::string> names_;     // of the present object
+  std::vector<int64_t> n_members_;  // counts so far, of the current list or object at each depth
+  std::set<std::string> names_;     // names in the current object
   int64_t n_layers_ = 0;
   Status twice_;
 };
