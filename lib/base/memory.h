@@ -49,7 +49,8 @@ class Tier {
   std::atomic<int64_t> peak_{0};
 };
 
-// Owns a block of a tier. Blocks are 64-byte aligned (2 MiB for blocks of at least that size). Contents are undefined.
+// Owns a block of a tier. Blocks are 64-byte aligned. The tier's own mappings of 2 MiB or more are aligned to 2 MiB.
+// Contents are undefined.
 class Buffer {
  public:
   Buffer() = default;

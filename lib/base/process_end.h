@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // How the library's own threads treat a device when the process ends.
 //
-// Each released session has a thread that takes it down, and each call in flight has a thread that waits for its tickets.
-// Meanwhile main() may return or a thread may call exit(). The device then disappears under the library's threads. The CUDA
+// A thread takes down each released session, and a session's thread waits for the tickets of calls in flight. Meanwhile
+// main() may return or a thread may call exit(). The device then disappears under the library's threads. The CUDA
 // runtime undoes its state in a handler of exit(). Afterwards its functions return cudaErrorCudartUnloading (the driver's
 // CUDA_ERROR_DEINITIALIZED), and pinned memory is no longer mapped. A call that another thread is in at that moment is
 // undefined. So by then no thread may be inside such a call or access memory that device and host share.

@@ -47,7 +47,7 @@ int64_t n_steps_of(size_t n_layers);  // more steps than these tasks belong to
 Status check_layers(const Device& device, const std::vector<Layer>& layers);
 // Returns the layer as kernels see it in calls with several queries per sequence.
 Layer windowed_layer(const Layer& layer, const Policy& policy, const PolicyOptions& options);
-// Returns in *n the most queries per sequence that the module has kernels for, a power of two up to kMostTicketTokens.
+// Returns in *n how many queries per sequence the module's kernels take, a power of two up to kMostTicketTokens.
 // UNSUPPORTED.
 Status most_queries(const Device& device, const Layer& windowed, int64_t* n);
 
@@ -125,7 +125,7 @@ class DeviceSession {
   const Layer& layer(size_t layer_idx, bool has_several) const {
     return has_several ? windowed_layers_[layer_idx] : plain_layers_[layer_idx];
   }
-  // Returns in *n the smaller of `wanted` and the most queries per sequence that the module has kernels for.
+  // Returns in *n how many of the `wanted` queries per sequence the module's kernels take.
   Status most_queries(size_t layer_idx, int64_t wanted, int64_t* n);
   // Allocates memory for calls of this size. Waits for the stream if the memory has to grow. CAPACITY if it would have to
   // grow after freeze().

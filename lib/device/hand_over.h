@@ -25,7 +25,7 @@ class HandOver final : public TaskRing {
     UnderWay* under_way;
     Profile* profile;
   };
-  // n_tasks: most tasks at a time, a power of two.
+  // n_tasks: maximum number of tasks at a time, a power of two.
   static Status create(const Device& device, const Backend& cpu, int64_t n_tasks, const Counters& counters,
                        std::unique_ptr<HandOver>* hand_over);
   ~HandOver() { stop(); }

@@ -11,7 +11,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 // Gap between the end of a part with made keys and the arrival of the next part's queries. A gap shorter than kInRow is only
-// the time that the queries take to arrive. That time is kAsked beside products, and stands in for longer gaps.
+// the time that the queries take to arrive. Beside products that time is kAsked, which replaces longer gaps.
 constexpr std::chrono::microseconds kInRow(300), kAsked(50);
 constexpr std::chrono::microseconds kLooked(100);  // after a longer pause between two looks, the time of an event is unknown
 

@@ -36,7 +36,7 @@ struct HandOverPart {
   const Layer* layer = nullptr;
   int64_t key_bytes = 0;  // of a token, over all KV heads
   int64_t host_tokens = 0, streamed_tokens = 0;
-  int64_t n_queries = 0;      // the most of any sequence
+  int64_t n_queries = 0;      // maximum over the sequences
   int64_t weighed_keys = 0;   // the CPU's keys, scaled as if each met n_queries queries
   int64_t ahead_bytes = 0;    // bytes that the buffers can take before the queries arrive
   bool tells = false;         // the part is large and undisturbed enough to learn from
@@ -96,13 +96,14 @@ struct HandOverTask {
 
   const std::vector<TouchedSequence>& touched() const { return shared != nullptr ? shared->touched : touched_alone; }
   int32_t step_tag() const { return static_cast<int32_t>(step & 0x7fffffff); }
-  bool is_its_own() const { return shape.is_served_by(*header) && header->step == step_tag(); }  // for an arrived slot
+  // True if the slot that arrived is of this task.
+  bool is_its_own() const { return shape.is_served_by(*header) && header->step == step_tag(); }
 };
 
 class TaskRing {
  public:
-  // n_tasks: most tasks at a time, a power of two. cpu: its workers stay awake while a step is open. under_way: counts
-  // tasks.
+  // n_tasks: maximum number of tasks at a time, a power of two. cpu: its workers stay awake while a step is open. under_way:
+  // counts tasks.
   TaskRing(const Backend& cpu, int64_t n_tasks, UnderWay& under_way)
       : cpu_(cpu), under_way_(under_way), tasks_(static_cast<size_t>(n_tasks)) {}
   TaskRing(const TaskRing&) = delete;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Finds and opens the module of a device backend: libtandem-<name>.so, a shared object with a table of lib/tables/device.h.
 //
-// Opening a file runs its code, so it is searched in few places, and none depends on the current directory:
+// Opening a file runs its code. So modules are searched for in few places, and none depends on the current directory:
 //
 //   1. the path that the caller gives, and then no other
 //   2. the folders of $TANDEM_BACKEND_PATH, unless the process has rights that the user who set the variable may lack

@@ -36,7 +36,8 @@ class Engine {
   // Counts released sessions that still wait for their device. Shared: the thread that counts down no longer holds the
   // engine.
   const std::shared_ptr<UnderWay>& endings() const { return endings_; }
-  // Waits until no call on device tensors is in flight and the workers have finished all jobs that calls have posted.
+  // Waits until no call on device tensors is in flight, no released session waits for its device, and the background worker
+  // has finished all jobs but hints. TIMEOUT.
   Status drain(int64_t timeout_ns);
   std::string report() const;  // JSON
   [[gnu::format(printf, 3, 4)]] void log(int32_t level, const char* format, ...) const;

@@ -18,7 +18,7 @@ struct DtypeInfo {
   int32_t bits;    // per element
   int32_t group;   // consecutive elements of a row that share scales; 0: no scales. A row's last group may be short
   int32_t scales;  // f16 numbers per group: its scale, or its scale and its minimum
-  // spacing at 1.0; with scales: spacing of the codes, relative to the group's largest element or to its range
+  // Spacing at 1.0. With scales: spacing of the codes, relative to the group's largest element or to its range.
   double epsilon;
   bool in_blocks = false;  // scales lie between the codes
 };
@@ -87,7 +87,7 @@ constexpr int64_t scale_bytes(int32_t dtype, int64_t head_dim) {
   return stored_dtype(dtype).in_blocks ? 0 : 2 * n_scales(dtype, head_dim);
 }
 
-// Number of scales of a row in the type that has the most.
+// Number of scales of a row in the type with the most scales.
 constexpr int64_t max_scales(int64_t head_dim) {
   int64_t most = 0;
   for (const DtypeInfo& info : kDtypes)

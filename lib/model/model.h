@@ -25,7 +25,7 @@ class Model {
   std::vector<Layer> layers_;
   std::vector<std::vector<float>> sinks_;  // [n_layers] -> [n_q_heads]
   std::vector<std::unique_ptr<RopeTable>> rope_tables_;
-  // key: interleaved, attention factor, inverse frequencies
+  // Keyed by interleaving, attention factor and inverse frequencies.
   std::map<std::tuple<bool, float, std::vector<double>>, const RopeTable*> tables_;
   std::vector<std::unique_ptr<OwnedProjection>> projections_;  // of the layers that have one
 };

@@ -14,7 +14,7 @@
 
 namespace tandem {
 
-// Aligns rows to cache lines if their length is a multiple of a line. Vectors of them are read for every key.
+// Rows whose length is a multiple of a cache line begin on one. Vectors of them are read for every key.
 struct LineAligned {
   static constexpr std::align_val_t kAlignment{64};
   void operator()(float* data) const { ::operator delete[](data, kAlignment); }

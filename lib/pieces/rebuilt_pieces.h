@@ -41,7 +41,7 @@ namespace tandem {
 
 struct RebuildLayout : PagePlanes {
   static constexpr int32_t kPageLen = kDevicePageLen;
-  // Most pages of a piece: modules take at most this many rows at once.
+  // Maximum number of pages of a piece, as modules take at most 2^24 rows at once.
   static constexpr int64_t kMostPages = (int64_t{1} << 24) / kPageLen;
   int64_t n_pages = 0;  // pages of a buffer
   int64_t x_bytes = 0;  // bytes of a hidden state
@@ -53,7 +53,7 @@ struct RebuildLayout : PagePlanes {
 };
 // layouts: [n_layers]. INVALID_ARGUMENT if a buffer has no room for a page of hidden states. UNSUPPORTED, naming the layer,
 // if its keys cannot be made from hidden states: it has no projection, keeps no hidden states, or the library rotates its
-// keys.
+// keys (RoPE or k_rotation).
 Status make_rebuild_layouts(const std::vector<Layer>& layers, int64_t buffer_bytes, std::vector<RebuildLayout>* layouts);
 
 // True if hidden states have fewer bytes than K and V. Otherwise the route cannot save time.

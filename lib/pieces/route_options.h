@@ -27,11 +27,11 @@ struct RouteOptions {
   double rebuilt_share = 1.0;                // for the route "recompute": share of the moving keys that is made
   int64_t buffer_bytes = int64_t{16} << 20;  // of each stream buffer
   int64_t append_tokens = 0;                 // longest chunk of a long append; 0: kMostAppend
-  int32_t piece_heads = 0;                   // most KV heads of a piece; 0: the number that takes the least time
+  int32_t piece_heads = 0;                   // maximum of KV heads of a piece; 0: the number that takes the least time
 
   bool is_auto() const { return choice == Choice::kAuto; }
   bool is_host() const { return choice == Choice::kHost; }
-  bool is_given() const { return choice == Choice::kGiven; }  // the device gets keys of the host at any cost
+  bool is_given() const { return choice == Choice::kGiven; }  // the device gets keys of the host whatever the time
   bool asks_for(size_t idx) const { return is_given() && route == idx; }
   // True if all queries of a long append's chunk meet a key at once (lib/attend/long_append.cc).
   bool appends_at_once() const { return is_auto() || (asks_for(kPlanStream) && !has_share); }

@@ -20,8 +20,8 @@ inline int64_t n_key_lists(const Layer& layer, const Pruning& pruning) {
 // Describes the record's stages, sinks and window. Returns the bytes of a query block's lists.
 int64_t describe_record(const PruningRecord& record, const std::vector<int64_t>& bounded, int64_t n_lists,
                         DeviceSearch* search);
-// Returns the most granules in a key list of a sequence of up to n_tokens tokens: those of the sinks and of the keys that
-// the last applicable stage keeps.
+// Returns the maximum number of granules in a key list of a sequence of up to n_tokens tokens: those of the sinks, and those
+// of the stage that keeps the most.
 int64_t most_granules(const PruningRecord& record, int64_t n_tokens);
 // True if every stage keeps all of its candidates for queries of the first n_tokens tokens. Those queries attend all keys.
 bool keeps_all(const PruningRecord& record, int64_t n_tokens, bool overlaps);

@@ -56,7 +56,7 @@ int64_t count_pieces(const StreamLayout& layout, std::span<const HeadRun> heads,
 void cut_pieces(const StreamLayout& layout, std::span<const HeadRun> heads, size_t call, TokenRange tokens,
                 std::vector<StreamPiece>* pieces);
 
-// A list of copies in the order of add(). Adjacent copies are merged.
+// A list of copies in the order of add(). Copies are merged where possible.
 class CopyList {
  public:
   void clear() { copies_.clear(); }

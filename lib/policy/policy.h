@@ -24,7 +24,7 @@ struct PolicyOptions {
   float alpha = 0.3f;
   float beta = 1.0f;
   int64_t halo_len = 128;
-  int64_t selection_len = 0;  // most indices that a query of a planned step names for a KV head
+  int64_t selection_len = 0;  // maximum of indices that a query of a planned step names for a KV head
   Pruning pruning;
   Patterns patterns;
 };
@@ -34,7 +34,7 @@ enum class HostKeys {
   kAll,
   kSinks,     // only the first sink_len; the window is exact for each query
   kSelected,  // the sinks and the selection
-  kNamed,     // the keys that the selector names for each block of queries, also in the window
+  kNamed,     // only the keys that the selector names for each block of queries, in the window as well
 };
 
 class Selector;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Options of a policy that prunes keys hierarchically. Each layer has one record for decode calls and guesses (one query per
-// sequence), and one for appends (several queries). pruning.h of the ABI explains each number.
+// Options of a policy that prunes keys hierarchically. Each layer has one record for calls with one query per sequence and
+// for guesses, and one for calls with several queries. pruning.h of the ABI explains each number.
 #pragma once
 
 #include <cstdint>

@@ -146,7 +146,7 @@ struct AttendedPairs {
 class Selector {
  public:
   virtual ~Selector() = default;
-  // Pairs of all appends that followed head patterns.
+  // Pairs of the appends since the selector was made that followed head patterns.
   virtual AttendedPairs pairs() const { return {}; }
   virtual void count(const AttendedPairs&) {}
   virtual std::unique_ptr<SelectState> make_state() { return std::make_unique<SelectState>(); }

@@ -25,7 +25,7 @@ inline constexpr double kFreeNs = 40'000.0;
 // All times in ns of one clock.
 struct PartMoments {
   int32_t layer_idx = 0;
-  int64_t n_queries = 0;  // the most of a sequence
+  int64_t n_queries = 0;  // maximum over the sequences
   double asked = 0.0;     // the call was about to request copies
   double arrived = 0.0;   // the queries arrived
   bool has_host = false, has_stream = false;

@@ -39,7 +39,7 @@ struct JointPart {
   int64_t bus_bytes = 0;
   double bus_ns = 0.0;      // since the queries arrived
   double ahead_ns = 0.0;    // bus time before that
-  int64_t ahead_bytes = 0;  // most bytes that the bus could bring ahead
+  int64_t ahead_bytes = 0;  // maximum that the bus could bring by then
   bool bus_tells = true;    // false: the bus waited for the device, so only the CPU's time is informative
 };
 

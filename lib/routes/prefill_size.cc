@@ -76,7 +76,7 @@ double rows_ns(double first_group_ns, int64_t n_tickets, bool* have_time) {
 // Returns the bytes of one launch's lists with their tiles (lib/call/key_tiles.h).
 int64_t tile_bytes(const Layer& layer, const PrefillTerms& terms, int64_t n_tokens) {
   const int64_t n_lists = ceil_div(n_tokens * layer.group_size, kTileRows) * terms.n_list_heads;
-  const int64_t n_queries = (kTileRows - 1) / layer.group_size + 2;  // most queries of a list
+  const int64_t n_queries = (kTileRows - 1) / layer.group_size + 2;  // maximum number of queries of a list
   const int64_t n_tiles = std::min(n_queries * terms.n_units * terms.tiles_of_unit, terms.most_tiles);
   const int64_t of_list = n_tiles * tile_words(layer.group_size, kByQuery);
   return device_aligned(n_lists * static_cast<int64_t>(sizeof(DeviceTiles))) +
@@ -99,7 +99,7 @@ struct Area {
         bytes(rows_at + 2 * rows_bytes) {}
 };
 
-// Returns the most tokens of a chunk.
+// Returns the maximum number of tokens of a chunk.
 int64_t most_tokens(const Layer& layer, int64_t wanted, int64_t unit) {
   int64_t most = std::min(wanted, kMostStates / o_bytes(layer, 1, 1));
   if (rotates_queries(layer)) most = std::min(most, kMostRotated / rotated_bytes(layer));

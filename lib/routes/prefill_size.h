@@ -24,7 +24,7 @@
 namespace tandem {
 
 struct PrefillSize {
-  int64_t n_tokens = 0;     // most tokens of a chunk; 0: the layer has no long chunks
+  int64_t n_tokens = 0;     // maximum of a chunk; 0: the layer has no long chunks
   int64_t room_tokens = 0;  // tokens to make room for; in a memory plan, the longest chunk of any append
   StreamLayout layout;      // layout of pieces; no heads if nothing is streamed
   // True if the first group's pieces take about as long as the chunk's rows take to the host. The rows then leave the device
@@ -51,8 +51,8 @@ struct PrefillSize {
 struct PrefillTerms {
   int64_t extent_len = 0, buffer_bytes = 0;
   int32_t n_multiprocessors = 0;
-  int32_t piece_heads = 0;       // most KV heads of a piece; 0: the number that takes the least time
-  int64_t append_tokens = 0;     // most tokens of a chunk; 0: kMostAppend
+  int32_t piece_heads = 0;       // maximum of KV heads of a piece; 0: the number that takes the least time
+  int64_t append_tokens = 0;     // maximum of a chunk; 0: kMostAppend
   int64_t layer_page_bytes = 0;  // the layer's part of a window's page
   bool keeps_lse = false;        // of all queries, as the last ones are counted
   bool streams = true;           // keys outside the window are streamed
