@@ -5,8 +5,7 @@
 // An error becomes a fault (lib/device/device_fault.h). After a fault that allows further calls, the current task and all
 // later ones are lost, even if their tickets arrive. The next settle() rolls them back. All answers are given, so no kernel
 // waits. When the device is idle, tickets restart at 0. After a lack of memory a task still ends only when the device is
-// done with it. After a fault of a step the thread does not wait for tickets. with it; after a fault of a step the thread
-// does not wait for tickets.
+// done with it. After a fault of a step the thread does not wait for tickets.
 #pragma once
 
 #include <thread>

@@ -27,7 +27,7 @@ struct RouteOptions {
   double rebuilt_share = 1.0;                // for the route "recompute": share of the moving keys that is made
   int64_t buffer_bytes = int64_t{16} << 20;  // of each stream buffer
   int64_t append_tokens = 0;                 // longest chunk of a long append; 0: kMostAppend
-  int32_t piece_heads = 0;                   // maximum of KV heads of a piece; 0: the number that takes the least time
+  int32_t piece_heads = 0;                   // limit of KV heads of a piece; 0: the number that takes the least time
 
   bool is_auto() const { return choice == Choice::kAuto; }
   bool is_host() const { return choice == Choice::kHost; }

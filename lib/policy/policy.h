@@ -24,7 +24,7 @@ struct PolicyOptions {
   float alpha = 0.3f;
   float beta = 1.0f;
   int64_t halo_len = 128;
-  int64_t selection_len = 0;  // maximum of indices that a query of a planned step names for a KV head
+  int64_t selection_len = 0;  // limit of the indices that a query of a planned step names for a KV head
   Pruning pruning;
   Patterns patterns;
 };

@@ -46,7 +46,7 @@ struct PlanRates {
   double host_slowed = 1.0, bus_slowed = 1.0;  // while both are busy; below 1 the plan found is good but may not be optimal
   double host_begin_ns = 0.0, bus_begin_ns = 0.0,
          device_begin_ns = 0.0;      // these three: added once if the engine has any keys; never done ahead
-  double bus_ahead_ns = 0.0;         // maximum of the bus's work that is done when the queries arrive
+  double bus_ahead_ns = 0.0;         // the most of its work that the bus can have done when the queries arrive
   double rebuilt_end_ns = 0.0;       // replaces bus_begin_ns if keys are made; 0: unknown
   double rebuilt_host_end_ns = 0.0;  // added to host_begin_ns if keys are made
 };

@@ -51,7 +51,7 @@ struct PrefillSize {
 struct PrefillTerms {
   int64_t extent_len = 0, buffer_bytes = 0;
   int32_t n_multiprocessors = 0;
-  int32_t piece_heads = 0;       // maximum of KV heads of a piece; 0: the number that takes the least time
+  int32_t piece_heads = 0;       // limit of KV heads of a piece; 0: the number that takes the least time
   int64_t append_tokens = 0;     // maximum of a chunk; 0: kMostAppend
   int64_t layer_page_bytes = 0;  // the layer's part of a window's page
   bool keeps_lse = false;        // of all queries, as the last ones are counted
