@@ -16,7 +16,7 @@ class DeviceFault {
   static constexpr int32_t kOfStep = TANDEM_ERROR_INVALID_STATE;  // only faults of a step have this code
 
   bool any() const { return faulted_.load(std::memory_order_acquire); }
-  bool can_start_over() const { return can_start_over_.load(std::memory_order_acquire); }  // the device is well
+  bool can_start_over() const { return can_start_over_.load(std::memory_order_acquire); }  // the device still works
   bool is_of_step() const { return can_start_over() && code_ == kOfStep; }
   bool is_hopeless() const { return any() && !can_start_over(); }
   void set(int32_t code, int64_t underlying, const char* text);  // only the loss of the device replaces an earlier fault

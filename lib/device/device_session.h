@@ -120,8 +120,8 @@ class DeviceSession {
   const Device& device() const { return device_; }
   HandOver& hand_over() { return *hand_over_; }
   const WindowGeometry& geometry() const { return geometry_; }
-  // The layer as kernels see it. For several queries a sequence they apply the sliding window; for a single query the
-  // descriptor says where the keys begin.
+  // Returns the layer as kernels see it. With several queries per sequence the kernels apply the sliding window. With a
+  // single query the descriptor says where the keys begin.
   const Layer& layer(size_t layer_idx, bool has_several) const {
     return has_several ? windowed_layers_[layer_idx] : plain_layers_[layer_idx];
   }
@@ -136,7 +136,7 @@ class DeviceSession {
   // Resets the session after a fault that allows further calls, or after the work space has moved. The stream is idle.
   // Tickets restart at 0, in the memory whose addresses graphs hold.
   Status start_over(void* stream);
-  // As DeviceWindow::reserve(); length is 1 at least.
+  // Like DeviceWindow::reserve(). length: at least 1.
   Status reserve_window(DeviceWindow& window, int64_t n_places, int64_t end, int64_t length);
 
   DeviceExchange exchange(size_t layer_idx) const;

@@ -39,7 +39,7 @@ class HandOver final : public TaskRing {
   TaskSums sums() const;
   // True while the CPU's pool attends for a ticket.
   bool is_computing() const { return std::atomic_ref(flags_->busy).load(std::memory_order_relaxed) != 0; }
-  double bus_ahead_ns(int32_t layer_idx, int64_t n_queries) const;  // lib/rates/part_times.h
+  double bus_ahead_ns(int32_t layer_idx, int64_t n_queries) const;  // see lib/rates/part_times.h
   // Returns the error that a kernel found in the indices of an earlier call (INVALID_ARGUMENT, selection.idx). Reports it
   // once.
   Status take_bad_index();

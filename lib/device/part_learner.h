@@ -69,7 +69,7 @@ class PartLearner {
   TaskSums sums_;
   PartTimes part_times_;
   Unmerged unmerged_;
-  std::chrono::steady_clock::time_point long_began_;  // the last long append's attention
+  std::chrono::steady_clock::time_point long_began_;  // start of the last long append's attention
 };
 
 }  // namespace tandem

@@ -78,7 +78,7 @@ struct HandOverTask {
   std::array<size_t, kMostRoutes> n_pieces{};
   std::array<uint8_t*, kMostRoutes> sent{};  // 1: all of a route's pieces have left the host; null: the route has no pieces
   std::vector<std::byte*> bases;             // of the store's extents, if they are needed
-  std::vector<Launch> launches;              // behind the window
+  std::vector<Launch> launches;              // after the window's
   uint8_t* merged = nullptr;  // the device sets it to merged_mark once the chunk's states are merged; null: never
   uint8_t merged_mark = 0;    // differs from the mark of the task that had this place before, whose flag may be set late
   std::chrono::steady_clock::time_point asked;  // just before the call asked for copies
@@ -91,7 +91,7 @@ struct HandOverTask {
   std::atomic<bool> is_unseen{false};      // the ticket arrived and was never observed
   std::atomic<bool> launch_failed{false};  // a launch after append() failed: the device sends nothing more
   bool rolls_back = false,
-       moves_window_back = false;  // copies of the first two, made by mark_lost(); guarded by the cache's mutex
+       moves_window_back = false;  // copies of is_lost and is_unseen by mark_lost(); guarded by the cache's mutex
   bool is_last = false;  // the last task of a closed step: the CPU workers rest after it; guarded by the ring's mutex
 
   const std::vector<TouchedSequence>& touched() const { return shared != nullptr ? shared->touched : touched_alone; }

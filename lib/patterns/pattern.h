@@ -29,7 +29,7 @@ namespace tandem {
 
 inline constexpr int64_t kMostProbes = 64;    // rows of a probe
 inline constexpr int64_t kProbePiece = 2048;  // keys per piece; the last piece may be shorter
-// The last queries of a chunk, whose weights choose columns and diagonals.
+// Number of last queries of a chunk whose weights choose columns and diagonals.
 inline constexpr int64_t kProbedQueries = kPatternProbes;
 
 // A chunk of queries of one query head.

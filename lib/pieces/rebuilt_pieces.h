@@ -119,7 +119,7 @@ class RebuildBuffers {
   // Returns a call that rebuilds into the next piece's pages, with its work space. The caller fills in the rows.
   DeviceRebuild call_of(const Layer& layer, const RebuildLayout& layout, const DeviceProjection& projection) const;
   std::byte* pages() const { return memory_.data() + static_cast<int64_t>(lane_idx()) * lane_bytes_; }
-  void* stream() const { return lanes_[lane_idx()].side->get(); }  // of the next piece
+  void* stream() const { return lanes_[lane_idx()].side->get(); }  // the next piece's stream
   void* pages_freed() const { return lanes_[lane_idx()].freed; }   // event: the pages of the next piece are no longer in use
   // Hands the pages of the next piece to `stream`: work queued there afterwards finds them rebuilt. take_pages_back() ends
   // this and moves on to the next piece. The pages are rebuilt again only after the work that `stream` had by then.

@@ -46,7 +46,7 @@ struct PlannedCalls {
   int64_t n_window_pages = 0;  // of all sequences, at the given lengths
   std::array<bool, kMostRoutes> uses = {};
   std::array<std::vector<Layer>, kMostRoutes> served = {};  // layers whose calls take a route, one per projection
-  int64_t whole_layer_bytes = 0;                            // of a buffer for all keys of a layer
+  int64_t whole_layer_bytes = 0;                            // bytes of a buffer for all keys of a layer
 
   // Adds one call. Sets *moves if keys move to the device.
   Status add(const CallShape& shape, bool* moves) {

@@ -33,7 +33,7 @@ namespace tandem {
 
 // A part of which both CPU and bus had keys. Keys are counted over the layer's KV heads.
 struct JointPart {
-  int64_t n_queries = 0;  // of a sequence
+  int64_t n_queries = 0;  // per sequence
   int64_t host_keys = 0;  // each under n_queries queries
   double host_ns = 0.0;
   int64_t bus_bytes = 0;

@@ -30,7 +30,7 @@ struct PrefillSize {
   // True if the first group's pieces take about as long as the chunk's rows take to the host. The rows then leave the device
   // to the pieces.
   bool rows_have_time = false;
-  bool copies_rows = false;  // rows leave by copies; the call decides
+  bool copies_rows = false;  // rows leave by copies instead of tickets; the call decides
   double assumed_ns = 0.0;   // assumed time by which the layout was chosen: of the pieces, and added by rows
   // Offsets and sizes in the area, in bytes.
   int64_t o_at = 0, lse_at = 0, area_bytes = 0;

@@ -104,7 +104,7 @@ Status RecomputeRoute::try_out(Cache& cache, DeviceSession* session, size_t laye
     DeviceProjection with_weights = *projection;
     WeightsInUse weights(nullptr);
     TANDEM_TRY(weights_->use(layer_idx, &weights, &with_weights));
-    TANDEM_TRY(call_device(device_, &DeviceTable::wait, static_cast<void*>(nullptr)));  // they are there, for all streams
+    TANDEM_TRY(call_device(device_, &DeviceTable::wait, static_cast<void*>(nullptr)));  // weights are there, for all streams
     TANDEM_TRY(buffers->measure(layer, layouts_[layer_idx], with_weights, &ns));
     TANDEM_TRY(weights.done());
     profile.note_rebuild_trial(layer, ns);
@@ -153,7 +153,7 @@ bool RecomputeRoute::give_up(Cache& cache, const Status& why) {
 // Reserves descriptors and page tables of all parts, and positions of pages. The room is for the keys that a call's last
 // chunk may find outside its windows.
 void RecomputeRoute::reserve(const SizeTerms& terms, const CallShape& shape, const RoutesTaken&, Reservation* needs) const {
-  if (layouts_.empty()) return;  // given up
+  if (layouts_.empty()) return;  // the route has been given up
   RebuiltCount count;
   for (const SequenceShape& sequence : shape.sequences) {
     const TokenRange tokens = terms.streamed(shape, sequence);
