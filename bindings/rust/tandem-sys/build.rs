@@ -10,8 +10,8 @@ struct Found {
     include_dir: Option<String>, // None: there is no header
 }
 
-/// Returns the folder with tandem/tandem.h: $TANDEM_INCLUDE_DIR, else the include folder beside the library's folder. If the
-/// library is in a multiarch folder (/usr/lib/x86_64-linux-gnu), it also looks beside the folder above.
+/// Returns the folder with tandem/tandem.h: $TANDEM_INCLUDE_DIR, else the include folder beside the library's folder or
+/// beside the folder above that, as multiarch systems have it (/usr/lib/x86_64-linux-gnu).
 fn include_of(lib_dir: &Path) -> Result<Option<String>, String> {
     let has_header = |folder: &Path| folder.join("tandem/tandem.h").exists();
     if let Ok(named) = env::var("TANDEM_INCLUDE_DIR") {
