@@ -76,7 +76,8 @@ typedef struct tandem_go_block {
 tandem_go_block tandem_go_weights_use(tandem_weights* weights, int32_t block_idx, uintptr_t stream);
 tandem_go_result tandem_go_weights_done(tandem_weights* weights, int32_t block_idx, uintptr_t stream);
 
-/* number: the entry of `files` whose reader or writer is called. *options is copied, and its callbacks are filled in here. */
+/* number: the entry of `files` whose reader or writer is called. *options is copied, and its callbacks are filled in here.
+ */
 int32_t tandem_go_save(tandem_cache* cache, int64_t sequence, uintptr_t number, const tandem_save_options* options,
                        tandem_error** error);
 int32_t tandem_go_load(int64_t* sequence, tandem_cache* cache, uintptr_t number, const tandem_load_options* options,
