@@ -2,9 +2,9 @@
 
 package tandem
 
-/* Hidden states, offloaded weights and what devices answer. $TANDEM_TEST_MODULE is the path of a device module: libtandem-standin.so of
- * the library's tests, which lives in host memory, or libtandem-cuda.so, where what needs the former is left out. Without it these
- * tests are left out. */
+/* Tests hidden states, offloaded weights and errors of devices. $TANDEM_TEST_MODULE is the path of a device module.
+ * libtandem-standin.so of the library's tests lives in host memory. With libtandem-cuda.so, checks that need the stand-in are
+ * left out. Without the variable all these tests are left out. */
 
 import (
 	"bytes"

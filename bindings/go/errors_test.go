@@ -2,8 +2,8 @@
 
 package tandem
 
-/* Bad input: code, field and a message that says the value. Each code that can be provoked without a device; not here, but for
- * what errors.Is makes of them: ErrIO and ErrCorrupt, which no call returns yet, ErrDeviceLost, ErrInternal. */
+/* Bad input gives a code, a field and a message with the value. Tests each code that can be provoked without a device or a file.
+ * Tests only errors.Is for ErrIO, ErrCorrupt, ErrDeviceLost and ErrInternal. */
 
 import (
 	"errors"

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: MIT
 """PEP 517: writes the wheel of a package without compiled code, with the standard library alone.
 
-pip install .                                          libtandem is looked for at run time (tandem/_library.py)
-pip install . --config-settings library-dir=DIR        DIR/libtandem.so.0 and DIR/tandem/libtandem-*.so go into the wheel, whose
-                                                       tag then names this platform; what they load in turn does not
-                                                       (build_wheel.sh brings that in). licenses-dir=DIR: files of their licences
-pip install -e .                                       the package where it is, for who changes it
+pip install .                                          libtandem is searched for at run time (tandem/_library.py)
+pip install . --config-settings library-dir=DIR        the wheel contains DIR/libtandem.so.0 and DIR/tandem/libtandem-*.so, and its
+                                                       tag names this platform. Libraries that these load are not included
+                                                       (build_wheel.sh adds them). licenses-dir=DIR: their licence files
+pip install -e .                                       installs the package in place, for its developers
 """
 import ast
 import base64

@@ -6,10 +6,10 @@ are asked for by name. Chat models get text and question as one message in their
 continue the sentence. Questions come after the text in four ways. In the first two, each question starts from a fork of the
 text. In a row, questions follow one another in random order, with the answers given so far between them.
 
-appended           In one call, as chat programs do. Under "all" and "hgca" such a call attends every key; "hgca" then judges all
-                   keys by what the question attended, and "hip" runs all stages in the next call.
-decoded            Token by token, as if the model had come upon the question by itself. "hgca" has what it kept before it knew it,
-                   and "hip" the lists of the last refresh.
+appended           In one call, as chat programs do. Under "all" and "hgca" such a call attends every key. "hgca" then judges all
+                   keys by the question's attention, and "hip" runs all stages in the next call.
+decoded            Token by token, as if the model had written the question. "hgca" has only the keys that it kept before the
+                   question, and "hip" the lists of the last refresh.
 in a row           Token by token, one question after another.
 appended in a row  Each question in one call, one after another.
 """

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 //! Bad input gives a status, a field and a message with the value. Tests each status that can be provoked without a device.
 //!
-//! `InvalidHandle` is tested by a raw call, because the types of this crate rule it out. `DeviceLost`, `Io`, `Corrupt` and
-//! `Internal` need a device that returns them, and are tested in device.rs.
+//! `InvalidHandle` is tested by a raw call, because the types of this crate rule it out. `DeviceLost` and `Internal` need a
+//! device that returns them, and are tested in device.rs. `Io` and `Corrupt` are tested in device.rs and saving.rs.
 mod common;
 use common::*;
 use std::ops::ControlFlow;
