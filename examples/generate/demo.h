@@ -38,7 +38,7 @@ Failure run_curve(const DemoOptions& options, Runtime* runtime);
 // Measures divergence and bits per byte of every storage type, or of one pair, against f16. Opens its own runtimes.
 Failure run_loss(const DemoOptions& options);
 
-// Returns `context` bytes of a file from --offset on, and one more, which --curve and --loss score.
+// Returns the part of a file that --curve and --loss score: `context` bytes from --offset on, and one more.
 Failure slice_text(const std::string& file, const std::string& name, const DemoOptions& options, std::string_view* text);
 
 // Shared by the modes: n_bytes of text to hide facts in, the path of a picture, the end of a report.

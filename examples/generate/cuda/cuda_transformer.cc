@@ -21,7 +21,7 @@ int64_t used_bytes() {
   return static_cast<int64_t>(n_total - n_free);
 }
 
-// A stream that is waited for by spinning for 1 ms, then by sleeping. Longer steps so leave the core to Tandem's workers.
+// A stream. wait() spins for 1 ms, then sleeps, so that longer steps leave the core to Tandem's workers.
 class Stream {
  public:
   Stream() {
