@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Heat maps side by side as an SVG, for a light and for a dark page. Nothing but the standard library is needed."""
+"""Heat maps side by side as an SVG, for a light and for a dark page. Needs only the standard library."""
 from collections.abc import Mapping
 from dataclasses import dataclass
 from html import escape
@@ -33,7 +33,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class HeatMap:
-    """Panels with the same rows, which are labelled once, on the left.
+    """Panels with the same rows. The row labels stand once, on the left.
 
     Attributes
     ----------
@@ -41,14 +41,14 @@ class HeatMap:
     row_name, column_name : str
         What rows and columns are.
     row_labels, column_labels : list of str
-        "" where a label is left out.
+        "" for a label that is left out.
     panels : list of Panel
     most : float
-        The value of the scale's end.
+        The value at the scale's end.
     cell : tuple of int
         Width and height of a cell.
     middle : float or None
-        The value from which two scales lead away, one down to 0 and one up to `most`.
+        The value between two scales, one down to 0 and one up to `most`. None: one scale.
     """
 
     title: str
@@ -62,7 +62,7 @@ class HeatMap:
     middle: float | None = None
 
     def svg(self, mode: str) -> str:
-        """The picture for a "light" or "dark" page."""
+        """Returns the picture for a "light" or "dark" page."""
         colors = COLORS[mode]
         cell_x, cell_y = self.cell
         panel_width = max(cell_x * len(self.column_labels), 150)
@@ -122,6 +122,6 @@ class HeatMap:
 
 
 def text(x: float, y: float, words: str, color: object, size: int, anchor: str = "middle", weight: str = "normal") -> str:
-    """Words at a place of a picture."""
+    """Returns the SVG text element for words at a place."""
     return (f'<text x="{x:g}" y="{y:g}" fill="{color}" font-size="{size}" text-anchor="{anchor}" '
             f'font-weight="{weight}">{escape(words)}</text>')
