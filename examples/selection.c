@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  * A small indexer. It keeps the mean of the keys of each unit of 64 tokens. A query attends the units whose mean has the
- * largest product with the query, and the newest unit. The output is compared with attention over all keys. cc
- * selection.c $(pkg-config --cflags --libs tandem) -lm && ./a.out */
+ * largest product with the query, and the newest unit. The output is compared with attention over all keys.
+ *
+ *   cc selection.c $(pkg-config --cflags --libs tandem) -lm && ./a.out */
 #include <math.h>
 #include <stdio.h>
 #include <tandem/tandem.h>
