@@ -14,16 +14,16 @@ type CacheOptions struct {
 	// Storage type of keys, not q4_64; 0: bf16.
 	KType Dtype
 
-	// Likewise of values; 0: KType.
+	// Storage type of values, not q4_64; 0: KType.
 	VType Dtype
 
-	// Tokens of a page, a power of two from 16 to 4096; 0: 128.
+	// Tokens in a page, a power of two from 16 to 4096; 0: 128.
 	PageTokens int32
 
 	// Hard cap on pages, MAW and selections in host memory (not on work space); 0: none.
 	HostCapBytes int64
 
-	// The same on windows, buffers and work space in device memory, not on a driver's page tables; 0: none.
+	// Hard cap on windows, buffers and work space in device memory (the driver's page tables are not counted); 0: none.
 	DeviceCapBytes int64
 
 	// [n_layers] or nil: overrides KType per layer.
@@ -32,11 +32,11 @@ type CacheOptions struct {
 	// [n_layers] or nil: overrides VType per layer.
 	LayerVTypes []Dtype
 
-	// Rotation of keys before they are rounded, in all layers.
+	// Rotation of keys before rounding, in all layers.
 	KRotation int32
 
-	// Hidden states of layers with a projection are kept too, in this type, and every append brings them: f16, bf16; q8_0,
-	// q4_0, q4_64 where hidden_dim is a multiple of 64; 0: none are.
+	// The cache keeps hidden states in this type, for layers with a projection, and every append brings them: f16, bf16; q8_0,
+	// q4_0, q4_64 if hidden_dim is a multiple of 64; 0: none are kept.
 	XType Dtype
 }
 
@@ -60,82 +60,81 @@ func (o *CacheOptions) raw(a *arena, nLayers int) *C.tandem_cache_options {
 
 // SessionOptions is how a cache is attended. Zero members are defaults.
 type SessionOptions struct {
-	// True: in a step without a stream the CPU workers sleep between calls, spin_ns after each. For programs whose own threads
-	// compute on the same cores in between, as PyTorch's do. false: they spin from the step's begin to its end.
+	// True: in a step without a stream the CPU workers sleep between calls, after they have spun for spin_ns. Use it if the
+	// program's own threads compute on the same cores between calls, as PyTorch's do. false: they spin until the step ends.
 	SleepBetweenCalls bool
 
 	// Default: "all"; or "streaming", "hgca", "hip", "patterns": which keys outside the window are attended.
 	Policy string
 
-	// Newest tokens, always attended, resident on the device. With host tensors "all" attends as without it; 0: 4096. Under
-	// "hip" it says where keys are and nothing else: calls on device tensors want it as long as sequences become.
+	// Newest tokens, always attended, resident on the device; 0: 4096. It does not change which keys "all" attends with host
+	// tensors. Under "hip" it only says where keys are: calls on device tensors need it as long as the longest sequence.
 	WindowTokens int64
 
 	// True: none. WindowTokens is 0.
 	NoWindow bool
 
-	// First tokens, always attended; 0: 64.
+	// First tokens, always attended; 0: 64. Not used under "hip": its records have their own.
 	SinkTokens int64
 
 	// True: none. SinkTokens is 0.
 	NoSinks bool
 
-	// Default: "auto"; or "host", "stream", "host+stream", "recompute": who attends these, for device tensors.
+	// Default: "auto"; or "host", "stream", "host+stream", "recompute": who attends the keys outside the window, for device
+	// tensors.
 	Route string
 
-	// Most tokens of an append that are attended together, 32768 at most, in layers of policy "hip" 2048; 0: 16384, and memory
-	// plans have room for single queries alone, else for appends of so many tokens.
+	// Most tokens of an append that are attended together: at most 32768, in layers of policy "hip" 2048; 0: 16384, and memory
+	// plans have room for single queries only, else for appends of AppendTokens.
 	AppendTokens int64
 
-	// Names of policies, one for each layer; nil: policy is for all layers. Layers whose attention no few keys can hold are
-	// best left to "all".
+	// Names of policies, one for each layer; nil: policy is for all layers. Use "all" where a layer's attention spreads over
+	// many keys.
 	LayerPolicies []string
 
-	// Of "hgca": MAW factor in (0, 1]; 0: 0.3.
+	// "hgca": MAW factor in (0, 1]; 0: 0.3.
 	Alpha float32
 
-	// Of "hgca": MAW threshold factor, >= 0; 0: 1.
+	// "hgca": MAW threshold factor, >= 0; 0: 1.
 	Beta float32
 
 	// True: Beta is 0, not its default.
 	ZeroBeta bool
 
-	// Of "hgca": keys kept after a strongly attended one; 0: 128.
+	// "hgca": keys kept after a strongly attended one; 0: 128.
 	HaloTokens int64
 
-	// True: none, the rule of the paper. HaloTokens is 0.
+	// True: none, as in the paper. HaloTokens is 0.
 	NoHalo bool
 
-	// Each of the buffers that keys, or hidden states in 16 bits, go through; 0: 16 MiB.
+	// Size of each buffer through which keys, or hidden states in 16 bits, cross the bus; 0: 16 MiB.
 	StreamBufferBytes int64
 
-	// Share of the keys outside the window that crosses the bus, 0 to 1; with route "host+stream" and not without it; 0: not
-	// given.
+	// Share of the keys outside the window that crosses the bus, 0 to 1, for route "host+stream" alone; 0: not given.
 	StreamFraction float64
 
 	// True: StreamFraction is 0, not its default.
 	ZeroStreamFraction bool
 
-	// KV heads of what is streamed at a time, at most; 0: as many as take the least time.
+	// Most KV heads that are streamed at a time; 0: as many as take the least time.
 	StreamHeads int64
 
-	// Share of these keys that is made of hidden states, in (0, 1]; with route "recompute"; 0: 1.
+	// Share of the keys outside the window that the device makes from hidden states, in (0, 1]; with route "recompute"; 0: 1.
 	RecomputeShare float64
 
-	// Flags of all layers' KV heads, layer by layer; true: its queries see the first SinkTokens and the WindowTokens newest up
-	// to their own; nil: none. For policy "all".
+	// Flags of the KV heads of all layers, layer by layer; true: the head's queries see the first SinkTokens and the newest
+	// WindowTokens up to their own; nil: none. For policy "all".
 	StreamingHeads []bool
 
-	// Room in planned steps for so many indices of a tandem_selection, per query and KV head; 0: calls of planned steps name
-	// no keys. With it the CPU's part of a step begins when the layer's queries have come, not with the step, as nobody knows
-	// before which keys it has.
+	// Most indices of a tandem_selection, per query and KV head, that planned steps have room for; 0: calls of planned steps
+	// name no keys. With it the CPU starts on a layer when its queries arrive, not with the step, as only they bring the keys.
 	SelectionIndices int64
 
-	// What policy "hip" prunes (pruning.h), nil: its defaults; INVALID_ARGUMENT where no layer has that policy. Read when the
+	// What policy "hip" prunes (pruning.h); nil: its defaults; INVALID_ARGUMENT if no layer has that policy. Read when the
 	// session is created.
 	Pruning *Pruning
 
-	// What heads attend under policy "patterns" (patterns.h), and nil under others.
+	// What heads attend under policy "patterns" (patterns.h); nil under others.
 	Patterns *Patterns
 }
 

@@ -26,22 +26,22 @@ class CacheOptions(TypedDict, total=False):
     k_type : str
         Storage type of keys, not ``q4_64``; left out: bf16.
     v_type : str
-        Likewise of values; left out: ``k_type``.
+        Storage type of values, not ``q4_64``; left out: ``k_type``.
     page_tokens : int
-        Tokens of a page, a power of two from 16 to 4096; 0: 128.
+        Tokens in a page, a power of two from 16 to 4096; 0: 128.
     host_cap_bytes : int
         Hard cap on pages, MAW and selections in host memory (not on work space); 0: none.
     device_cap_bytes : int
-        The same on windows, buffers and work space in device memory, not on a driver's page tables; 0: none.
+        Hard cap on windows, buffers and work space in device memory (the driver's page tables are not counted); 0: none.
     layer_k_types : sequence of str
         ``[n_layers]`` or None: overrides ``k_type`` per layer.
     layer_v_types : sequence of str
         ``[n_layers]`` or None: overrides ``v_type`` per layer.
     k_rotation : str
-        Rotation of keys before they are rounded, in all layers.
+        Rotation of keys before rounding, in all layers.
     x_type : str
-        Hidden states of layers with a projection are kept too, in this type, and every append brings them: f16, bf16;
-        ``q8_0``, ``q4_0``, ``q4_64`` where ``hidden_dim`` is a multiple of 64; left out: none are.
+        The cache keeps hidden states in this type, for layers with a projection, and every append brings them: f16, bf16;
+        ``q8_0``, ``q4_0``, ``q4_64`` if ``hidden_dim`` is a multiple of 64; left out: none are kept.
     """
 
     k_type: str
@@ -68,51 +68,53 @@ class SessionOptions(TypedDict, total=False):
     Parameters
     ----------
     sleep_between_calls : bool
-        True: in a step without a stream the CPU workers sleep between calls, ``spin_ns`` after each. For programs whose own
-        threads compute on the same cores in between, as PyTorch's do. False: they spin from the step's begin to its end.
+        True: in a step without a stream the CPU workers sleep between calls, after they have spun for ``spin_ns``. Use it if
+        the program's own threads compute on the same cores between calls, as PyTorch's do. False: they spin until the step
+        ends.
     policy : str
         Default: "all"; or "streaming", "hgca", "hip", "patterns": which keys outside the window are attended.
     window_tokens : int
-        Newest tokens, always attended, resident on the device. With host tensors "all" attends as without it; -1: 4096; 0:
-        none. Under "hip" it says where keys are and nothing else: calls on device tensors want it as long as sequences
-        become.
+        Newest tokens, always attended, resident on the device; -1: 4096; 0: none. It does not change which keys "all"
+        attends with host tensors. Under "hip" it only says where keys are: calls on device tensors need it as long as the
+        longest sequence.
     sink_tokens : int
-        First tokens, always attended; -1: 64; 0: none.
+        First tokens, always attended; -1: 64; 0: none. Not used under "hip": its records have their own.
     route : str
-        Default: "auto"; or "host", "stream", "host+stream", "recompute": who attends these, for device tensors.
+        Default: "auto"; or "host", "stream", "host+stream", "recompute": who attends the keys outside the window, for device
+        tensors.
     append_tokens : int
-        Most tokens of an append that are attended together, 32768 at most, in layers of policy "hip" 2048; 0: 16384, and
-        memory plans have room for single queries alone, else for appends of so many tokens.
+        Most tokens of an append that are attended together: at most 32768, in layers of policy "hip" 2048; 0: 16384, and
+        memory plans have room for single queries only, else for appends of ``append_tokens``.
     layer_policies : sequence of str
-        Names of policies, one for each layer; None: policy is for all layers. Layers whose attention no few keys can hold
-        are best left to "all".
+        Names of policies, one for each layer; None: policy is for all layers. Use "all" where a layer's attention spreads
+        over many keys.
     alpha : float
-        Of "hgca": MAW factor in (0, 1]; 0: 0.3.
+        "hgca": MAW factor in (0, 1]; 0: 0.3.
     beta : float
-        Of "hgca": MAW threshold factor, >= 0; -1: 1.
+        "hgca": MAW threshold factor, >= 0; -1: 1.
     halo_tokens : int
-        Of "hgca": keys kept after a strongly attended one; -1: 128; 0: none, the rule of the paper.
+        "hgca": keys kept after a strongly attended one; -1: 128; 0: none, as in the paper.
     stream_buffer_bytes : int
-        Each of the buffers that keys, or hidden states in 16 bits, go through; 0: 16 MiB.
+        Size of each buffer through which keys, or hidden states in 16 bits, cross the bus; 0: 16 MiB.
     stream_fraction : float
-        Share of the keys outside the window that crosses the bus, 0 to 1; with route "host+stream" and not without it; -1:
-        not given.
+        Share of the keys outside the window that crosses the bus, 0 to 1, for route "host+stream" alone; -1: not given.
     stream_heads : int
-        KV heads of what is streamed at a time, at most; 0: as many as take the least time.
+        Most KV heads that are streamed at a time; 0: as many as take the least time.
     recompute_share : float
-        Share of these keys that is made of hidden states, in (0, 1]; with route "recompute"; 0: 1.
+        Share of the keys outside the window that the device makes from hidden states, in (0, 1]; with route "recompute"; 0:
+        1.
     streaming_heads : sequence of sequence of bool
-        Flags of all layers' KV heads, layer by layer; True: its queries see the first ``sink_tokens`` and the
-        ``window_tokens`` newest up to their own; None: none. For policy "all".
+        Flags of the KV heads of all layers, layer by layer; True: the head's queries see the first ``sink_tokens`` and the
+        newest ``window_tokens`` up to their own; None: none. For policy "all".
     selection_indices : int
-        Room in planned steps for so many indices of a ``tandem_selection``, per query and KV head; 0: calls of planned steps
-        name no keys. With it the CPU's part of a step begins when the layer's queries have come, not with the step, as
-        nobody knows before which keys it has.
+        Most indices of a ``tandem_selection``, per query and KV head, that planned steps have room for; 0: calls of planned
+        steps name no keys. With it the CPU starts on a layer when its queries arrive, not with the step, as only they bring
+        the keys.
     pruning : Pruning | str
-        What policy "hip" prunes (pruning.h), None: its defaults; INVALID_ARGUMENT where no layer has that policy. Read when
-        the session is created.
+        What policy "hip" prunes (pruning.h); None: its defaults; INVALID_ARGUMENT if no layer has that policy. Read when the
+        session is created.
     patterns : Patterns | str
-        What heads attend under policy "patterns" (patterns.h), and None under others.
+        What heads attend under policy "patterns" (patterns.h); None under others.
     """
 
     sleep_between_calls: bool

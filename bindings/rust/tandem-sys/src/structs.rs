@@ -7,21 +7,21 @@ use std::os::raw::{c_char, c_void};
 /// `tandem_abi_fingerprint(TANDEM_VERSION_MINOR)` that these declarations were written for (64-bit pointers).
 pub const FINGERPRINT: u64 = 0x7eb4_a54e_88f4_62a9;
 
-/// level: `TANDEM_LOG_ERROR`, ... Called from any thread of the library; must not call the library.
+/// level: `TANDEM_LOG_ERROR`, ... Threads of the caller and of the library call it. It must not call the library.
 pub type tandem_log_fn = unsafe extern "C" fn(level: i32, message: *const c_char, user: *mut c_void);
 /// Returns `bytes` bytes aligned to `alignment` (a power of two), or NULL.
 pub type tandem_alloc_fn = unsafe extern "C" fn(bytes: usize, alignment: usize, user: *mut c_void) -> *mut c_void;
 pub type tandem_free_fn = unsafe extern "C" fn(data: *mut c_void, bytes: usize, user: *mut c_void);
-/// Lends the caller's threads: calls `task(i, context)` once for each i from 0 to `n_tasks` - 1, as many at a time as there
-/// are threads for, and returns when all calls have returned. A task blocks on no other one, so that fewer threads, or one,
-/// are enough. Called from any thread that calls the library and from the library's own, by one thread at a time; `n_tasks`
-/// is `n_threads` at most. Must not fail, throw or call the library.
+/// Runs tasks on the caller's threads: calls `task(i, context)` once for each i from 0 to `n_tasks` - 1, and returns when
+/// all calls have returned. It runs as many calls at a time as it has threads. No task waits for another one, so one thread
+/// is enough. Threads of the caller and of the library call it, one at a time. `n_tasks` is at most `n_threads`. Must not
+/// fail, throw or call the library.
 pub type tandem_task_fn = unsafe extern "C" fn(task_idx: i64, context: *mut c_void);
 pub type tandem_run_fn =
     unsafe extern "C" fn(n_tasks: i64, task: Option<tandem_task_fn>, context: *mut c_void, user: *mut c_void);
-/// How much of a call is done, `total` at its end; in units of work, of no fixed size. Called from the thread that made the
-/// call, which must get its own return: no longjmp, no exception, no call into the library for this session or engine. Not
-/// 0: the call is to stop.
+/// Says how much of a call is done, `total` at its end, in units of no fixed size. Called from the thread that made the
+/// call. It must return: no longjmp, no exception. It must not call the library for this session or engine. A result other
+/// than 0 stops the call.
 pub type tandem_progress_fn = unsafe extern "C" fn(done: i64, total: i64, user: *mut c_void) -> i32;
 /// Takes `n_bytes` bytes, all of them, and returns 0; or another number, which ends the save.
 pub type tandem_write_fn = unsafe extern "C" fn(data: *const c_void, n_bytes: i64, user: *mut c_void) -> i32;

@@ -16,22 +16,22 @@ use tandem_sys as sys;
 pub struct CacheOptions {
     /// Storage type of keys, not `q4_64`; `None`: bf16.
     pub k_type: Option<Dtype>,
-    /// Likewise of values; `None`: `k_type`.
+    /// Storage type of values, not `q4_64`; `None`: `k_type`.
     pub v_type: Option<Dtype>,
-    /// Tokens of a page, a power of two from 16 to 4096; 0: 128.
+    /// Tokens in a page, a power of two from 16 to 4096; 0: 128.
     pub page_tokens: i32,
     /// Hard cap on pages, MAW and selections in host memory (not on work space); 0: none.
     pub host_cap_bytes: i64,
-    /// The same on windows, buffers and work space in device memory, not on a driver's page tables; 0: none.
+    /// Hard cap on windows, buffers and work space in device memory (the driver's page tables are not counted); 0: none.
     pub device_cap_bytes: i64,
     /// `[n_layers]` or `None`: overrides `k_type` per layer.
     pub layer_k_types: Option<Vec<Dtype>>,
     /// `[n_layers]` or `None`: overrides `v_type` per layer.
     pub layer_v_types: Option<Vec<Dtype>>,
-    /// Rotation of keys before they are rounded, in all layers.
+    /// Rotation of keys before rounding, in all layers.
     pub k_rotation: Rotation,
-    /// Hidden states of layers with a projection are kept too, in this type, and every append brings them: f16, bf16;
-    /// `q8_0`, `q4_0`, `q4_64` where `hidden_dim` is a multiple of 64; `None`: none are.
+    /// The cache keeps hidden states in this type, for layers with a projection, and every append brings them: f16, bf16;
+    /// `q8_0`, `q4_0`, `q4_64` if `hidden_dim` is a multiple of 64; `None`: none are kept.
     pub x_type: Option<Dtype>,
 }
 
@@ -79,51 +79,53 @@ impl CacheOptions {
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct SessionOptions {
-    /// `true`: in a step without a stream the CPU workers sleep between calls, `spin_ns` after each. For programs whose own
-    /// threads compute on the same cores in between, as PyTorch's do. `false`: they spin from the step's begin to its end.
+    /// `true`: in a step without a stream the CPU workers sleep between calls, after they have spun for `spin_ns`. Use it
+    /// if the program's own threads compute on the same cores between calls, as PyTorch's do. `false`: they spin until the
+    /// step ends.
     pub sleep_between_calls: bool,
     /// Default: "all"; or "streaming", "hgca", "hip", "patterns": which keys outside the window are attended.
     pub policy: String,
-    /// Newest tokens, always attended, resident on the device. With host tensors "all" attends as without it; -1: 4096; 0:
-    /// none. Under "hip" it says where keys are and nothing else: calls on device tensors want it as long as sequences
-    /// become.
+    /// Newest tokens, always attended, resident on the device; -1: 4096; 0: none. It does not change which keys "all"
+    /// attends with host tensors. Under "hip" it only says where keys are: calls on device tensors need it as long as the
+    /// longest sequence.
     pub window_tokens: i64,
-    /// First tokens, always attended; -1: 64; 0: none.
+    /// First tokens, always attended; -1: 64; 0: none. Not used under "hip": its records have their own.
     pub sink_tokens: i64,
-    /// Default: "auto"; or "host", "stream", "host+stream", "recompute": who attends these, for device tensors.
+    /// Default: "auto"; or "host", "stream", "host+stream", "recompute": who attends the keys outside the window, for
+    /// device tensors.
     pub route: String,
-    /// Most tokens of an append that are attended together, 32768 at most, in layers of policy "hip" 2048; 0: 16384, and
-    /// memory plans have room for single queries alone, else for appends of so many tokens.
+    /// Most tokens of an append that are attended together: at most 32768, in layers of policy "hip" 2048; 0: 16384, and
+    /// memory plans have room for single queries only, else for appends of `append_tokens`.
     pub append_tokens: i64,
-    /// Names of policies, one for each layer; `None`: policy is for all layers. Layers whose attention no few keys can hold
-    /// are best left to "all".
+    /// Names of policies, one for each layer; `None`: policy is for all layers. Use "all" where a layer's attention spreads
+    /// over many keys.
     pub layer_policies: Vec<String>,
-    /// Of "hgca": MAW factor in (0, 1]; 0: 0.3.
+    /// "hgca": MAW factor in (0, 1]; 0: 0.3.
     pub alpha: f32,
-    /// Of "hgca": MAW threshold factor, >= 0; -1: 1.
+    /// "hgca": MAW threshold factor, >= 0; -1: 1.
     pub beta: f32,
-    /// Of "hgca": keys kept after a strongly attended one; -1: 128; 0: none, the rule of the paper.
+    /// "hgca": keys kept after a strongly attended one; -1: 128; 0: none, as in the paper.
     pub halo_tokens: i64,
-    /// Each of the buffers that keys, or hidden states in 16 bits, go through; 0: 16 MiB.
+    /// Size of each buffer through which keys, or hidden states in 16 bits, cross the bus; 0: 16 MiB.
     pub stream_buffer_bytes: i64,
-    /// Share of the keys outside the window that crosses the bus, 0 to 1; with route "host+stream" and not without it; -1:
-    /// not given.
+    /// Share of the keys outside the window that crosses the bus, 0 to 1, for route "host+stream" alone; -1: not given.
     pub stream_fraction: f64,
-    /// KV heads of what is streamed at a time, at most; 0: as many as take the least time.
+    /// Most KV heads that are streamed at a time; 0: as many as take the least time.
     pub stream_heads: i64,
-    /// Share of these keys that is made of hidden states, in (0, 1]; with route "recompute"; 0: 1.
+    /// Share of the keys outside the window that the device makes from hidden states, in (0, 1]; with route "recompute"; 0:
+    /// 1.
     pub recompute_share: f64,
-    /// Flags of all layers' KV heads, layer by layer; `true`: its queries see the first `sink_tokens` and the
-    /// `window_tokens` newest up to their own; `None`: none. For policy "all".
+    /// Flags of the KV heads of all layers, layer by layer; `true`: the head's queries see the first `sink_tokens` and the
+    /// newest `window_tokens` up to their own; `None`: none. For policy "all".
     pub streaming_heads: Vec<bool>,
-    /// Room in planned steps for so many indices of a `tandem_selection`, per query and KV head; 0: calls of planned steps
-    /// name no keys. With it the CPU's part of a step begins when the layer's queries have come, not with the step, as
-    /// nobody knows before which keys it has.
+    /// Most indices of a `tandem_selection`, per query and KV head, that planned steps have room for; 0: calls of planned
+    /// steps name no keys. With it the CPU starts on a layer when its queries arrive, not with the step, as only they bring
+    /// the keys.
     pub selection_indices: i64,
-    /// What policy "hip" prunes (pruning.h), `None`: its defaults; INVALID_ARGUMENT where no layer has that policy. Read
-    /// when the session is created.
+    /// What policy "hip" prunes (pruning.h); `None`: its defaults; INVALID_ARGUMENT if no layer has that policy. Read when
+    /// the session is created.
     pub pruning: Option<Pruning>,
-    /// What heads attend under policy "patterns" (patterns.h), and `None` under others.
+    /// What heads attend under policy "patterns" (patterns.h); `None` under others.
     pub patterns: Option<Patterns>,
 }
 
