@@ -23,12 +23,12 @@ pub type tandem_run_fn =
 /// call. It must return: no longjmp, no exception. It must not call the library for this session or engine. A result other
 /// than 0 stops the call.
 pub type tandem_progress_fn = unsafe extern "C" fn(done: i64, total: i64, user: *mut c_void) -> i32;
-/// Takes `n_bytes` bytes, all of them, and returns 0; or another number, which ends the save.
+/// Takes all `n_bytes` bytes and returns 0. Any other number ends the save.
 pub type tandem_write_fn = unsafe extern "C" fn(data: *const c_void, n_bytes: i64, user: *mut c_void) -> i32;
-/// Gives the next bytes, from 1 to `n_bytes`, and returns how many; 0 at the end; or a negative number, which ends the
+/// Gives the next bytes, 1 to `n_bytes` of them, and returns their number. Returns 0 at the end. A negative number ends the
 /// load.
 pub type tandem_read_fn = unsafe extern "C" fn(data: *mut c_void, n_bytes: i64, user: *mut c_void) -> i64;
-/// A blob of what is loaded, valid during the call. Not 0: the load fails.
+/// A blob of the loaded sequence, valid during the call. Any result other than 0 makes the load fail.
 pub type tandem_blob_fn =
     unsafe extern "C" fn(name: *const c_char, data: *const c_void, n_bytes: i64, user: *mut c_void) -> i32;
 
