@@ -10,12 +10,12 @@
  *
  * These rules hold for every function unless its comment says otherwise:
  *
- *   Errors    A function returns TANDEM_OK or a negative status. The last parameter, `error`, may
- *             be NULL. Otherwise *error is set to NULL on success, and on failure to an object that
- *             the caller releases. A failing call changes nothing. Every call that returns a status
- *             may return TANDEM_ERROR_INVALID_HANDLE, _INVALID_ARGUMENT (NULL, alignment,
- *             struct_size, range) and, in a child after fork(), _INVALID_STATE, which is not
- *             repeated below.
+ *   Errors    A function returns TANDEM_OK or a negative status. The last parameter may be NULL;
+ *             otherwise *error is NULL after success, and after a failure an object that the caller
+ *             releases. A failing call changes nothing. TANDEM_ERROR_INVALID_HANDLE,
+ *             _INVALID_ARGUMENT (NULL, alignment, struct_size, range) and, in a child after fork(),
+ *             _INVALID_STATE may come from every call that returns a status and are not repeated
+ *             below.
  *   Threads   Engine, model and weights: any thread, at any time. Cache: any thread; a writer lock
  *             serialises changes. Session: one thread at a time. A second one gets INVALID_STATE.
  *             Functions without any of these: any thread. The library leaves the caller's affinity,

@@ -92,7 +92,7 @@ TANDEM_API void tandem_attend_tensors_args_init(tandem_attend_tensors_args *args
  * TANDEM_TENSORS_CAUSAL, TANDEM_TENSORS_CAUSAL with a mask), UNSUPPORTED (head dims without
  * kernels; 576 except with v NULL and v_head_dim 512; q4_64; tensors in device memory), CAPACITY
  * (more tokens than a call can have), OUT_OF_MEMORY, CANCELLED (o and lse may be written in part).
- * On any other error o and lse are untouched. */
+ * On any error but CANCELLED o and lse are untouched. */
 TANDEM_API int32_t tandem_attend_tensors(tandem_engine *engine,
                                          const tandem_attend_tensors_args *args,
                                          tandem_error **error);
