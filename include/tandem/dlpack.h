@@ -6,9 +6,9 @@
  *   const char *why;
  *   if (tandem_tensor_from_dlpack(&q, &managed->dl_tensor, &why) != TANDEM_OK) fprintf(stderr, "q: %s\n", why);
  *
- * The result is a view; the caller keeps the DLPack tensor until the call that reads it has finished. With
- * <dlpack/dlpack.h> included before this header tandem_dl_tensor is DLTensor, otherwise a struct of the same layout
- * (DLPack 0.6 to 1.x), so that neither needs the other.
+ * The result is a view. The caller keeps the DLPack tensor until the call that reads it has finished. If <dlpack/dlpack.h>
+ * is included before this header, tandem_dl_tensor is DLTensor. Otherwise it is a struct of the same layout (DLPack 0.6 to
+ * 1.x), and dlpack.h is not needed.
  */
 #ifndef TANDEM_DLPACK_H_
 #define TANDEM_DLPACK_H_
@@ -36,7 +36,7 @@ typedef struct tandem_dl_tensor {
 } tandem_dl_tensor;
 #endif
 
-/* TANDEM_F32, ... of a DLPack element type; 0 where Tandem has none. */
+/* Returns TANDEM_F32, ... for a DLPack element type; 0 if Tandem has no such type. */
 static inline int32_t tandem_dtype_from_dlpack(int code, int bits, int lanes) {
   if (lanes != 1) return 0;
   if (code == 2 && bits == 32) return TANDEM_F32;
@@ -45,8 +45,8 @@ static inline int32_t tandem_dtype_from_dlpack(int code, int bits, int lanes) {
   return 0;
 }
 
-/* Strides of *tensor. Producers write anything as the stride of a dimension of length 0 or 1, which is never stepped over:
- * there the packed stride is put in. Returns NULL or why the strides cannot be used. */
+/* Sets the strides of *tensor. A dimension of length 0 or 1 gets the packed stride, because producers may write any stride
+ * there. Returns NULL, or the reason why the strides cannot be used. */
 static inline const char *tandem_strides_from_dlpack(tandem_tensor *tensor, const int64_t *strides) {
   int64_t packed = 1;
   int i;
@@ -84,8 +84,8 @@ static inline const char *tandem_fill_from_dlpack(tandem_tensor *tensor, const t
   return tandem_strides_from_dlpack(tensor, source->strides);
 }
 
-/* Fills *tensor as a view of *source. TANDEM_OK, or TANDEM_ERROR_UNSUPPORTED with *why (may be NULL) set to a constant text
- * and *tensor unchanged. Any thread; allocates nothing. */
+/* Fills *tensor as a view of *source. Returns TANDEM_OK, or TANDEM_ERROR_UNSUPPORTED: then *why (may be NULL) is set to a
+ * constant text, and *tensor is unchanged. Any thread; allocates nothing. */
 static inline int32_t tandem_tensor_from_dlpack(tandem_tensor *tensor, const tandem_dl_tensor *source, const char **why) {
   tandem_tensor filled;
   const char *reason = tandem_fill_from_dlpack(&filled, source);

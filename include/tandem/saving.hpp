@@ -24,7 +24,7 @@
 namespace tandem {
 inline namespace cpp {
 
-// What goes with a sequence: what a session has learned of it, a number for the model's weights, more bytes by their names.
+// Saved with a sequence: what a session has learned of it, a number for the model's weights, and named bytes of the caller.
 struct SavedWith {
   const Session* session;
   uint64_t model_id;
@@ -36,7 +36,7 @@ struct SavedWith {
 
 namespace detail {
 
-// Throws with the path and what the system says.
+// Throws errno as a std::system_error with the path.
 [[noreturn]] inline void fail_file(const std::string& path) {
   throw std::system_error(errno, std::generic_category(), path);
 }
@@ -55,7 +55,7 @@ class File {
   int fd_;
 };
 
-// The number of the error; 0: all has been written.
+// Returns errno, or 0 once everything is written.
 inline int32_t write_file(const void* data, int64_t n_bytes, void* file) {
   const char* from = static_cast<const char*>(data);
   while (n_bytes > 0) {
@@ -84,7 +84,7 @@ inline int32_t take_blob(const char* name, const void* data, int64_t n_bytes, vo
   }
 }
 
-// A name that no other save has, which is free again at the end.
+// A file name that no other save has. The destructor removes the file.
 class PartName {
  public:
   explicit PartName(const std::string& path) {
@@ -93,7 +93,7 @@ class PartName {
   }
   PartName(const PartName&) = delete;
   PartName& operator=(const PartName&) = delete;
-  ~PartName() { ::unlink(name_.c_str()); }  // there is none where it has taken another's place
+  ~PartName() { ::unlink(name_.c_str()); }  // no file has this name after the rename
   const std::string& name() const { return name_; }
 
  private:
@@ -102,7 +102,7 @@ class PartName {
 
 }  // namespace detail
 
-// tandem_sequence_save() with the caller's functions, and the options that `with` makes.
+// tandem_sequence_save() with the caller's function and the options of `with`.
 inline void save_sequence(const Cache& cache, int64_t sequence, tandem_write_fn write, void* user,
                           const SavedWith& with = SavedWith()) {
   std::vector<tandem_saved_blob> blobs;
@@ -122,8 +122,9 @@ inline void save_sequence(const Cache& cache, int64_t sequence, tandem_write_fn 
                static_cast<const tandem_save_options*>(&options));
 }
 
-// To a file. The path is the old file, or none, until the new one is whole and on the disk: it is written under another name
-// beside it (.part), which stays behind where the process is killed. Throws Error, and std::system_error of the files.
+// Saves to a file. Writes another file beside it (.part), and renames that file once it is complete and on the disk. Until
+// then the path is the old file, or no file. If the process is killed, the .part file stays. Throws Error, and
+// std::system_error if a file operation fails.
 inline void save_sequence(const Cache& cache, int64_t sequence, const std::string& path,
                           const SavedWith& with = SavedWith()) {
   const detail::PartName part(path);
@@ -138,7 +139,7 @@ inline void save_sequence(const Cache& cache, int64_t sequence, const std::strin
   if (::fsync(folder.fd()) != 0) detail::fail_file(path);
 }
 
-// tandem_sequence_load() with the caller's function. blobs: null, or where they go.
+// tandem_sequence_load() with the caller's function. blobs: receives the blobs; null: not wanted.
 inline int64_t load_sequence(Cache& cache, tandem_read_fn read, void* user, const SavedWith& with = SavedWith(),
                              std::map<std::string, std::string>* blobs = nullptr, int64_t file_bytes = -1) {
   std::map<std::string, std::string> found;
@@ -154,7 +155,7 @@ inline int64_t load_sequence(Cache& cache, tandem_read_fn read, void* user, cons
   return sequence;
 }
 
-// From a file.
+// Loads from a file.
 inline int64_t load_sequence(Cache& cache, const std::string& path, const SavedWith& with = SavedWith(),
                              std::map<std::string, std::string>* blobs = nullptr) {
   detail::File file(path, O_RDONLY);

@@ -9,8 +9,9 @@
 //   int64_t sequence = cache.create_sequence();
 //   session.attend(args);
 //
-// Every object owns one handle, moves and does not copy; get() gives it to any function of tandem.h. Objects may be
-// destroyed in any order: the handles keep alive what they need. At its end this header brings saving.hpp: sequences in files.
+// Every object owns one handle. Objects can be moved but not copied. get() returns the handle, for any function of tandem.h.
+// Objects may be destroyed in any order: a handle keeps alive the handles that it needs. At its end this header includes
+// saving.hpp: sequences in files.
 #ifndef TANDEM_TANDEM_HPP_
 #define TANDEM_TANDEM_HPP_
 
@@ -25,11 +26,11 @@
 #include "tandem/tandem.h"
 
 namespace tandem {
-// A namespace of its own inside, so that a program linked with the static library cannot get these inline functions
-// mixed up with classes of the same names in there.
+// An inner namespace: the static library has classes of the same names, and a program linked with it must not mix these up
+// with the inline functions here.
 inline namespace cpp {
 
-// What a failed call says: status() is TANDEM_ERROR_*, field() the member or parameter that was refused ("" for none).
+// Thrown by a call that fails: status() is TANDEM_ERROR_*, field() the member or parameter that was refused ("" for none).
 class Error : public std::exception {
  public:
   Error(int32_t status, const tandem_error* error)
@@ -57,7 +58,7 @@ struct Release {
   void operator()(T* handle) const noexcept { kRelease(handle); }
 };
 
-// Where a call puts its error object; owns it.
+// Receives the error object of a call and owns it.
 class Caught {
  public:
   Caught() = default;
@@ -80,7 +81,7 @@ void call(Function function, Args... args) {
   caught.check(function(args..., caught));
 }
 
-// The text of a function that fills a buffer: asked for its size, then for itself.
+// Returns the text of a function that fills a buffer. Calls it twice: for the size, then for the text.
 template <typename Function, typename Subject>
 std::string report(Function function, Subject subject) {
   std::size_t bytes = 0;
@@ -103,8 +104,7 @@ inline tandem_tensor tensor(int32_t dtype, void* data, std::initializer_list<int
 }
 inline tandem_tensor tensor(float* data, std::initializer_list<int64_t> shape) { return tensor(TANDEM_F32, data, shape); }
 
-// Lends a program's own threads to the CPU's part, instead of workers: options.run and options.run_user as tandem.h
-// describes them.
+// Lets the program's own threads do the CPU's part instead of workers. tandem.h describes options.run and options.run_user.
 inline void lend_threads(tandem_engine_options& options, int32_t n_threads, tandem_run_fn run, void* user = nullptr) {
   options.n_threads = n_threads;
   options.run = run;
@@ -116,7 +116,7 @@ class Engine {
   Engine() : Engine(nullptr) {}
   explicit Engine(const tandem_engine_options& options) : Engine(&options) {}
   tandem_engine* get() const { return handle_.get(); }
-  // Waits for background work and everything in flight; throws TANDEM_ERROR_TIMEOUT. Less than 0: for ever.
+  // Waits for background work and everything in flight; throws TANDEM_ERROR_TIMEOUT. timeout_ns < 0: no limit.
   void drain(int64_t timeout_ns = -1) { detail::call(tandem_engine_drain, get(), timeout_ns); }
   std::string report() const { return detail::report(tandem_engine_report, static_cast<const tandem_engine*>(get())); }
   // Attention over K and V where they lie: tandem_attend_tensors().
@@ -180,11 +180,11 @@ class Cache {
   void remove(int64_t sequence, int64_t first, int64_t n_tokens, bool shift_positions = false) {
     detail::call(tandem_sequence_remove, get(), sequence, first, n_tokens, shift_positions ? 1 : 0);
   }
-  // v may be null where it aliases k.
+  // v is null if it aliases k.
   void append(int64_t sequence, int32_t layer_idx, const tandem_tensor* k, const tandem_tensor* v, void* stream = nullptr) {
     detail::call(tandem_sequence_append, get(), sequence, layer_idx, k, v, stream);
   }
-  // Where the layer keeps hidden states.
+  // append() for a layer that keeps hidden states.
   void append_x(int64_t sequence, int32_t layer_idx, const tandem_tensor* k, const tandem_tensor* v, const tandem_tensor* x,
                 void* stream = nullptr) {
     detail::call(tandem_sequence_append_x, get(), sequence, layer_idx, k, v, x, stream);
@@ -232,7 +232,7 @@ struct PruningStage {
   int64_t keep_tokens;           // a multiple of chunk_tokens, with plus_next a multiple of twice that
   int64_t refresh_interval = 0;  // tokens between two runs in decode calls; 0: 1, the stage runs in every call
   int32_t query_block = 0;       // queries of an append that share a list: a power of two up to 64; 0: 64
-  bool plus_next = false;        // last stage: half of keep_tokens is kept by score, with each such chunk the one behind it
+  bool plus_next = false;        // last stage: half of keep_tokens is kept by score, and the chunk after each of these
   int64_t from_tokens = 0;       // the stage applies to queries that see at least this many tokens,
   int64_t to_tokens = 0;         // and fewer than these; 0: no limit
 };
@@ -248,11 +248,11 @@ struct PruningRecord {
 struct Pruning {
   bool shared_lists = false;          // all KV heads share one list
   std::string preset = "small";       // or "3k", "3k-fast", "3k-flash", "5k", "3k-5k", "16k-shallow"
-  std::vector<PruningRecord> decode;  // of calls with one query of a sequence, and of speculative tokens
-  std::vector<PruningRecord> append;  // of calls with several queries of a sequence
+  std::vector<PruningRecord> decode;  // for calls with one query of a sequence, and for speculative tokens
+  std::vector<PruningRecord> append;  // for calls with several queries of a sequence
 };
 
-// A copy of a Pruning as functions of tandem.h take it: options.pruning = copy.get(), valid as long as the copy.
+// A copy of a Pruning in the form of tandem.h: options.pruning = copy.get(), valid while the copy lives.
 class PruningCopy {
  public:
   explicit PruningCopy(const Pruning& from) : preset_(from.preset) {
@@ -307,10 +307,10 @@ class PruningCopy {
   tandem_pruning raw_ = TANDEM_PRUNING_INIT;
 };
 
-// What heads attend under policy "patterns": the query heads of all layers, layer by layer.
+// The keys that heads attend under policy "patterns": the query heads of all layers, layer by layer.
 struct Patterns {
   std::vector<tandem_head_pattern> heads;  // each begins as TANDEM_HEAD_PATTERN_INIT
-  int64_t n_layers = 0;                    // of the file that read() has read
+  int64_t n_layers = 0;                    // layers of the file that read() has read
 
   // A file as MInference or DuoAttention publishes it.
   static Patterns read(const std::string& path, const tandem_pattern_file_options* options = nullptr) {
@@ -324,7 +324,7 @@ struct Patterns {
     patterns.heads.resize(static_cast<std::size_t>(n_heads));
     return patterns;
   }
-  // As functions of tandem.h take it, valid as long as heads stay as they are.
+  // The form of tandem.h, valid until heads change.
   tandem_patterns raw() const {
     tandem_patterns patterns = TANDEM_PATTERNS_INIT;
     patterns.heads = heads.data();
@@ -339,13 +339,13 @@ class Session {
  public:
   explicit Session(Cache& cache) : Session(cache, nullptr) {}
   Session(Cache& cache, const tandem_session_options& options) : Session(cache, &options) {}
-  // Policy "hip" prunes this, whatever options.pruning says.
+  // Policy "hip" uses `pruning`. options.pruning is ignored.
   Session(Cache& cache, tandem_session_options options, const Pruning& pruning) {
     const PruningCopy copy(pruning);
     options.pruning = copy.get();
     create(cache, &options);
   }
-  // Policy "patterns" attends these, whatever options.patterns says.
+  // Policy "patterns" uses `patterns`. options.patterns is ignored.
   Session(Cache& cache, tandem_session_options options, const Patterns& patterns) {
     const tandem_patterns raw = patterns.raw();
     options.patterns = &raw;
@@ -362,7 +362,7 @@ class Session {
     detail::call(tandem_session_get_stats, &stats, get());
     return stats;
   }
-  // Where W_K and W_V of a layer's projection are that has none: tandem_session_use_weights().
+  // Names W_K and W_V for a layer whose projection has none: tandem_session_use_weights().
   void use_weights(int32_t layer_idx, Weights& weights, int32_t w_k_block, int32_t w_v_block);
   // Who will compute the next call on device tensors: tandem_plan(). q_lens: empty for 1 each.
   tandem_route_plan plan(int32_t layer_idx, const std::vector<int64_t>& kv_lens, const std::vector<int64_t>& q_lens = {}) {
@@ -403,7 +403,7 @@ class Session {
   std::unique_ptr<tandem_session, detail::Release<tandem_session, tandem_session_release>> handle_;
 };
 
-// A step of a session: begun here, ended by end(), which reports what went wrong, or by the destructor, which does not.
+// A step of a session. The constructor begins it. end() ends it and throws if that fails. The destructor ends it silently.
 class Step {
  public:
   Step(Session& session, const std::vector<int64_t>& sequences, const std::vector<int64_t>& q_lens, void* stream = nullptr)
@@ -427,7 +427,7 @@ class Step {
   void* stream_;
 };
 
-// A model's weights where the device has no room for all of them: tandem_weights_create().
+// A model's weights, if the device has no room for all of them: tandem_weights_create().
 class Weights {
  public:
   // Block i is n_bytes[i] bytes at data[i], which are copied.
@@ -459,8 +459,7 @@ inline void Session::use_weights(int32_t layer_idx, Weights& weights, int32_t w_
   detail::call(tandem_session_use_weights, get(), layer_idx, weights.get(), w_k_block, w_v_block);
 }
 
-// A block in use, for what follows on the stream: until done(), which reports what went wrong, or the destructor, which does
-// not.
+// A block that later work on the stream uses. done() ends the use and throws if that fails. The destructor ends it silently.
 class Block {
  public:
   Block(Weights& weights, int32_t block_idx, void* stream = nullptr)
