@@ -36,12 +36,17 @@ def flags_in(words):
     return [word.split("=")[0] for word in words if FLAG.match(word)]
 
 
+def files_of(root):
+    """The files of the source tree, without build folders, which other tests write to."""
+    for folder, folders, names in os.walk(root):
+        folders[:] = [name for name in folders if not name.startswith((".git", "build")) and name not in ("target", "__pycache__")]
+        yield from (pathlib.Path(folder, name) for name in names if not os.path.islink(os.path.join(folder, name)))
+
+
 class Arguments:
     def __init__(self, root):
         self.root = root
-        left_out = (".git", "build")
-        self.files = [path for path in root.rglob("*") if path.is_file() and
-                      not path.relative_to(root).parts[0].startswith(left_out)]
+        self.files = sorted(files_of(root))
         self.cmake = "\n".join(path.read_text() for path in self.files
                                if path.name == "CMakeLists.txt" or path.suffix == ".cmake")
         self.helps = {path.stem: path.read_text() for path in root.glob("docs/man/help/*.txt")}
