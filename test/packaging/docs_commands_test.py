@@ -251,7 +251,7 @@ MISTAKES = {  # what a page says: what has to be found
 def check_the_checker(checker):
     entry = docs_blocks.Entry
     shown = [entry("shown.md", "c 1", "file", "examples/smallest.c", 1)]
-    named = [entry("*", f"{word} *", "left", "build", 2) for word in ("./dev", "pip", "cargo", "cmake", "*./dev")]
+    named = [entry("*", f"{word} *", "left", "build", 2) for word in ("./dev", "pip", "cargo", "cmake", "*./dev", "python")]
     named += [entry("*", "tandem plan --kv-len N", "left", "no command", 3)]
     wrong = [f"the checker refuses what is right: {finding}" for finding in checker.check({"good.md": GOOD}, named[-1:])]
     for text, expected in MISTAKES.items():
