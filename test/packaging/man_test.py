@@ -181,6 +181,8 @@ def check_programs(root, compiler, folder):
                for line in block.splitlines()):
             yield f"docs/man/{page.name}: a line of code has more than 68 characters"
         for i, block in enumerate(re.findall(r"^```c\n(.*?)^```$", page.read_text(), re.M | re.S)):
+            if "int main(" not in block:
+                continue  # an excerpt: docs_commands_test compiles it
             source = folder / f"{page.stem}{i}.c"
             source.write_text(block)
             done = subprocess.run([compiler, "-std=c99", "-pedantic", "-Wall", "-Wextra", "-Werror", "-fsyntax-only",
