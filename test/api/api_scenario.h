@@ -225,7 +225,7 @@ inline void Scenario::add_objects() {
   });
 }
 
-// Saves a_, drops it and loads it again. Later steps use the loaded copy as a_.
+// Saves a_ and loads the copy. Later steps use the copy as a_.
 inline void Scenario::add_saving() {
   add("tandem_sequence_save", [this](auto e) {
     tandem_save_options options = TANDEM_SAVE_OPTIONS_INIT;

@@ -4,23 +4,9 @@
 // Keys lie in runs of one arena, at odd element offsets. All other bytes of the arena are NaN. The reference reads the
 // stored, dequantised values. A kernel passes when for all rows
 //
-//   max
-// o - ref
-// <= 2 max
-// naive - ref
-// + 1e-5     (3 with a soft cap; naive: the plain computation in f32)
-//
-// o - ref
-// <= 4 (eps(type) + eps_f32 * c) sum_j p_j
-// v_j
-// ,  c = largest sum_i
-// q_i k_ji
-// sm_scale of the row
-//
-// lse - ref
-// <= 1e-5 (1 +
-// lse
-// )
+//   max|o - ref| <= 2 max|naive - ref| + 1e-5     (3 with a soft cap; naive: the plain computation in f32)
+//   |o - ref| <= 4 (eps(type) + eps_f32 * c) sum_j p_j |v_j|,  c = largest sum_i |q_i k_ji| sm_scale of the row
+//   |lse - ref| <= 1e-5 (1 + |lse|)
 //
 // The term with c is the error of f32 logits of that size. It only matters where K and V are f32.
 #pragma once

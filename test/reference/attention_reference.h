@@ -46,11 +46,7 @@ struct Truth {
   std::vector<double> o;     // [n_tokens, n_q_heads, v_head_dim]
   std::vector<double> mass;  // sum of weight * |v|, same shape
   std::vector<double> lse;   // [n_tokens, n_q_heads]
-  // For each row, the largest sm_scale * sum
-  // q_i k_i
-  // over its keys, or
-  // sink
-  // . The error of f32 logits is relative to it.
+  // For each row, the largest sm_scale * sum |q_i k_i| over its keys, or |sink|. The error of f32 logits is relative to it.
   std::vector<double> logit_magnitude;  // [n_tokens, n_q_heads]
   double naive_error = 0.0;             // max |naive - o| over the rows computed in f32
   double naive_mass_share = 0.0;        // max |naive - o| / mass over the same rows

@@ -1,28 +1,15 @@
 // SPDX-License-Identifier: MIT
 // The numerics gate decides whether an output is right.
 //
-//   max
-// o - truth
-// <= 2 max
-// naive - truth
-// + 1e-5     over the whole output (3 with a soft cap)
-//
-// o - truth
-// <= 4 eps sum_k p_k
-// v_k
-//                 per element, eps of the storage type
-//
-// lse - truth
-// <= 1e-5 (1 +
-// lse
-// )                   per row
+//   max |o - truth| <= 2 max |naive - truth| + 1e-5     over the whole output (3 with a soft cap)
+//   |o - truth| <= 4 eps sum_k p_k |v_k|                per element, eps of the storage type
+//   |lse - truth| <= 1e-5 (1 + |lse|)                   per row
 //
 // An output tensor in f16 or bf16 may add one rounding: at most half a unit in the last place. The second bound is about
 // the storage type of K and V. For f32 storage the bare bound is tighter than f32 arithmetic: a logit has an error of some
-// eps / 2 times sm_scale * sum
-// q_i k_i
-// before exp sees it. (The plain computation misses the bare bound by a factor of 17 where that sum is 25.) For f32 storage
-// only, eps is therefore multiplied by max(1, that sum), with the largest sum of the row.
+// eps / 2 times sm_scale * sum |q_i k_i| before exp sees it. (The plain computation misses the bare bound by a factor of 17
+// where that sum is 25.) For f32 storage only, eps is therefore multiplied by max(1, that sum), with the largest sum of the
+// row.
 #pragma once
 
 #include <cstdint>
