@@ -43,7 +43,7 @@ void types_attend_the_same_keys(void**) {
   };
   const std::vector<int64_t> keys = keys_of(TANDEM_F32);
   assert_int_equal(keys.front(), 0);
-  assert_int_equal(keys[24], 700 + 256 + 1 - 150);  // the window begins at the first query of the last block
+  assert_int_equal(keys[24], 700 + 256 + 1 - 150);  // the last block's first query sets the window's start
   assert_int_equal(keys.back(), 999);
   for (const int32_t type : kTypes) assert_true(keys_of(type) == keys);
   const Patterned mixed(n_heads_of(machine.layers), some_patterns());

@@ -259,7 +259,7 @@ const std::vector<Wrong>& wrong_records() {
   return all;
 }
 
-// The largest record is valid: 2 * 16 + 4 - 1 = 35 tokens of window.
+// The valid record has the shortest valid window: 2 * 16 + 4 - 1 = 35 tokens.
 void refuses_wrong_records(void**) {
   const Machine machine;
   const Pruned right(16, 35, {stage_of(kBounds, 16, 64, 4), stage_of(kExact, 16, 32, 2)});
