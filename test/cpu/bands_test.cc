@@ -71,8 +71,7 @@ int32_t heads_of_first_unit(const TokenMajor& call, int32_t n_workers) {
 void bands_need_rows_side_by_side_and_few_workers(void**) {
   TokenMajor call(TANDEM_F16);
   assert_int_equal(heads_of_first_unit(call, 1), kHeads);
-  assert_int_equal(heads_of_first_unit(call, 16),
-                   1);  // otherwise each head would have one band and wait for the last band of the other heads
+  assert_int_equal(heads_of_first_unit(call, 16), 1);  // else a head has one band and waits for the other heads' last
   call.runs[1].k = static_cast<const uint8_t*>(call.runs[1].k) + 2;
   assert_int_equal(heads_of_first_unit(call, 1), 1);
   TokenMajor gap(TANDEM_F16);

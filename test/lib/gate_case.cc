@@ -408,8 +408,8 @@ void remove_range(Bench* bench) {
 }  // namespace
 
 GateShares run_case(const GateCase& c, tandem_engine* engine) {
-  RefLayer
-      other;  // An empty layer of a shape that no case has, so that a wrong layer index shows. Removal requires even layers.
+  // An empty layer of a shape that no case has, so that a wrong layer index shows. Removal requires even layers.
+  RefLayer other;
   other.n_q_heads = other.n_kv_heads = 5;
   std::vector<RefLayer> layers = {c.layer};
   const bool alone = c.shift || c.one_layer;
