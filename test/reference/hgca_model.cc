@@ -66,7 +66,7 @@ void HgcaModel::judge(size_t layer, int64_t begin, int64_t end, bool eviction) {
   for (int32_t kv_head = 0; kv_head < geometry.n_kv_heads; ++kv_head) {
     Head& head = states_[layer].heads[static_cast<size_t>(kv_head)];
     int64_t halo_end = 0, unsure_end = 0;  // earlier tokens are kept, or may be, because of a strong key
-    const int64_t first = eviction ? begin - options_.halo_tokens : begin;  // includes earlier keys whose halo may reach the range
+    const int64_t first = eviction ? begin - options_.halo_tokens : begin;  // earlier keys, whose halo may reach in
     for (int64_t j = std::max(first, options_.sink_tokens); j < end; ++j) {
       double value = 0.0;
       for (int32_t g = 0; g < geometry.group_size(); ++g)
