@@ -30,8 +30,8 @@ struct BadInput {
   std::vector<std::string> base;  // a command that works, or lacks the flag of the case
   std::vector<std::string> added;
   std::vector<const char*> named;  // words that the message must contain
-  int exit_code = 2;      // 1: an error of a file, the library or the machine, not of the command line
-  bool is_extra = false;  // existing flags stay
+  int exit_code = 2;               // 1: an error of a file, the library or the machine, not of the command line
+  bool is_extra = false;           // existing flags stay
 };
 
 std::vector<std::string> plus(std::vector<std::string> args, const std::vector<std::string>& added) {
@@ -204,7 +204,7 @@ void help_lists_the_flags(void**) {
   assert_int_equal(result.exit_code, 0);
   assert_non_null(strstr(result.out.c_str(), "--policy all|streaming|hgca|hip|patterns"));
   assert_string_equal(generate_with({"--nonsense", "-h"}).out.c_str(), result.out.c_str());
-  assert_true(generate_with({"--prompt", "--version", "--model", "/nonexistent"}).exit_code == 1);  // here --version is a prompt
+  assert_true(generate_with({"--prompt", "--version", "--model", "/nonexistent"}).exit_code == 1);  // a prompt
   for (const char* flag : {"--model",   "--prompt-file",    "--n-predict",
                            "--policy",  "--window",         "--sinks",
                            "--alpha",   "--beta",           "--kv-type",
@@ -295,7 +295,7 @@ void a_largest_distance_takes_longer_texts(void**) {
   };
   for (const char* too_long : {"0", "300"})
     assert_non_null(strstr(score(too_long).err.c_str(), "max_position_embeddings = 300"));
-  for (const auto& [flag, value] : {std::pair("--rope", "library"), {"--policy", "patterns"}}) {  // each flag without the other
+  for (const auto& [flag, value] : {std::pair("--rope", "library"), {"--policy", "patterns"}}) {  // one without the other
     const CommandResult refused = generate_with({"--model", kModel, "--prompt", "a", "--max-distance", "9", flag, value});
     assert_int_equal(refused.exit_code, 2);
     assert_non_null(strstr(refused.err.c_str(), "--max-distance: is for --"));

@@ -53,7 +53,7 @@ Pair make_terminal() {
 
 struct Way {
   std::vector<std::string> arguments;
-  std::function<bool(const ProgramRun&)> is_time;  // returns whether to send the signal, given the output so far; NULL: no signal
+  std::function<bool(const ProgramRun&)> is_time;  // whether to send the signal, by the output; NULL: no signal
   bool on_terminal = false;                        // stderr is a terminal
   std::string terminal = "TERM=xterm";
   int signal = SIGINT;
@@ -240,7 +240,7 @@ void generate_tells_what_was_done(void**) {
                                               "--n-predict",
                                               "16000"};
   const ProgramRun text =
-      run_way({arguments, [](const ProgramRun& run) { return run.out.size() > 50; }, true});  // the bar is not shown on the terminal
+      run_way({arguments, [](const ProgramRun& run) { return run.out.size() > 50; }, true});  // no bar on the terminal
   expect_end(text, 130, {"\n"}, {"prefill 7 tokens, ", "\r\ndecode ", "tokens/s", "tandem-generate: interrupted"});
   assert_true(text.err.find('[') == std::string::npos);
   std::vector<std::string> as_json = arguments;
