@@ -71,8 +71,7 @@ void run_all(bool for_ever) {
                                          [&] {
                                            const std::lock_guard lock(heap.mutex);
                                            heap.armed = false;
-                                           if (heap.n_requests >= heap.fails_at)
-                                             heap.fails_at = 0;  // the failure has happened
+                                           if (heap.n_requests >= heap.fails_at) heap.fails_at = 0;  // it has failed
                                          }});
       expect_same_answers(reference, scenario);
       n_failing_runs += n_failed > 0;

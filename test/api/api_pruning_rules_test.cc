@@ -54,8 +54,7 @@ struct Planted {
 void forgets_no_key(void**) {
   for (const int32_t judge : {kDescent, kBounds, kExact})
     for (const int64_t place : {32, 33, 200, 367, 368, 369, 370, 400, 430, 431}) {
-      if (judge == kDescent && place % 8 != 0)
-        continue;  // a descent only looks at the first keys of halves with high scores
+      if (judge == kDescent && place % 8 != 0) continue;  // descents only see first keys of high-scoring halves
       const Pruned pruned(32, 64, {stage_of(judge, 8, 16, 5)});
       Planted planted(pruned);
       using Keys = std::vector<std::pair<int64_t, float>>;

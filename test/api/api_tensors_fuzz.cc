@@ -163,8 +163,7 @@ void fill_mask(Case& c, Random& random, const Geometry& g) {
   const int64_t size = unit_bytes(c.mask.view.dtype);
   float value = 0;
   for (int64_t i = 0; i + size <= c.mask.n_bytes; i += size) {
-    if (i % 7 == 0)
-      value = random.chance(hidden) ? kHiddenLogit : random.chance(valued) ? 0.5f : 0.0f;  // runs of equal keys
+    if (i % 7 == 0) value = random.chance(hidden) ? kHiddenLogit : random.chance(valued) ? 0.5f : 0.0f;  // runs of keys
     const uint16_t f16 = value == 0 ? 0 : value == 0.5f ? 0x3800 : 0xfc00;
     std::memcpy(c.mask.bytes + i, size == 4 ? static_cast<const void*>(&value) : &f16, static_cast<size_t>(size));
   }

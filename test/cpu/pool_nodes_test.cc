@@ -48,8 +48,7 @@ void tasks_go_to_workers_of_their_node_first(void**) {
     uint32_t random = static_cast<uint32_t>(round) * 2654435761u;
     for (int32_t& node : nodes) node = static_cast<int32_t>((random = random * 1664525u + 1013904223u) >> 31);
     if (round % 10 == 0) std::fill(nodes.begin(), nodes.end(), 1);
-    if (round % 10 == 1)
-      std::fill(nodes.begin(), nodes.end(), -3);  // a node that does not exist: any worker may take the task
+    if (round % 10 == 1) std::fill(nodes.begin(), nodes.end(), -3);  // no such node: for any worker
     if (round % 10 == 2) std::fill(nodes.begin(), nodes.begin() + n_tasks / 2, 2);
     if (round % 10 == 3) std::fill(nodes.begin(), nodes.begin() + n_tasks / 3, kAllNodes);
     Tally tally(n_tasks, 4);
