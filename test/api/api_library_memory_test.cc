@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 // malloc() and mmap() fail the N-th time, once or from then on, for many N during the life of a small engine. This includes
 // requests of hwloc, oneDNN, libgomp and libstdc++. Each N has its own process, forked before there is an engine. After
-// tandem_engine_create() no process may end and no answer may differ. Inside it, only these libraries may end the process.
+// tandem_engine_create() no process may end and no answer may differ. Inside it, only hwloc, oneDNN and libgomp may end the
+// process.
 //
 // TANDEM_TEST_PLACES: number of places that request memory to try, evenly spread; all if unset. Their number depends on the
 // machine, because hwloc requests memory for each object that it finds. TANDEM_TEST_LISTS_DEATHS: prints each death.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Tests what the times of parts tell about CPU and bus, on a simulated clock. Then plans steps on simulated machines whose
+// Derives rates of CPU and bus from the times of parts, on a simulated clock. Then plans steps on simulated machines whose
 // rates are unknown, from the times of their parts. Steps must be as fast as the best split, at no length slower than one
 // route alone, and as fast as predicted.
 #include "lib/rates/part_times.h"

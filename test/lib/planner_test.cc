@@ -126,8 +126,8 @@ void engines_end_together(void**) {
   assert_int_equal(plan_routes(std::vector<PlanGroup>{{1000, 2700.0}}, rates).host_keys, 0);
 }
 
-// Transfers before the queries arrive take no time from the call. They are worth as many keys. If the CPU would then have
-// almost nothing to do, the bus takes all keys.
+// Transfers before the queries arrive cost the call no time, so the bus gets that many keys more. If the CPU would then have
+// almost nothing to do, the bus gets all keys.
 void bus_begins_ahead(void**) {
   PlanRates rates;
   rates.columns[kPlanStream] = {true, 40.0, 0.0};

@@ -399,7 +399,7 @@ void StreamWorld::compare_sequence(Entry& entry, size_t layer, const Pass& pass,
   const int64_t total = model.layer_rows(layer).n_tokens;
   const bool decode = (q_len == 1 && !pass.partial) || pass.speculative;
   reference::AttendHooks hooks;
-  // Rows beside those of the CPU's part.
+  // The CPU's part may round weights, and so may the device.
   const int64_t most_q_len = *std::max_element(pass.q_lens.begin(), pass.q_lens.end());
   const bool device_rounds = call.on_device && reference::device_rounds_p(geometry, call.q.dtype(), most_q_len);
   hooks.naive_rounds_p = rounds_p(geometry, call.q.dtype(), q_len) || device_rounds;

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: MIT
 // An hgca session's knowledge of one sequence, computed the slow way: every moving average in double, every query counted
-// at once.
+// when it comes.
 //
 //   decode   (one query, or a speculative tree) attends sinks, selected keys and the window. Its weights count for the
 //            keys in the window.
 //   append   (several queries) attends everything. The weights of its n queries count for every key, one after another;
 //            then every key outside the window is judged anew. A chunk marked partial leaves that to the last one, or to
-//            whatever needs the selection first.
-//   evict    the window grows to window + block - 1 tokens and then gives up whole blocks, block being an eighth of the
-//            window, at least 1 and at most a page. In decode the tokens given up are judged, the others stay as they are.
+//            the first call that needs the selection.
+//   evict    the window grows to window + block - 1 tokens and then evicts whole blocks. A block is an eighth of the
+//            window, at least 1 token and at most a page. In decode only the evicted tokens are judged.
 //   halo     a kept key with a MAW above 0.01 also keeps the halo_tokens keys after it.
 //
 // Layers with a sliding window of their own attend all of it and keep nothing here.

@@ -57,14 +57,14 @@ class StageResult:
     """One stage of one block. Each list has one entry for each list head."""
     stage: Stage
     kept: list                    # chunk indices, ascending
-    end: int = -1                 # E, the exclusive end of the candidates; -1 where the list is a cached one
-    looked_at: list | None = None  # chunk indices, ascending; None where the list is a cached one
-    scores: list | None = None    # of the chunks looked at; an entry is None where all of them are kept without a score
+    end: int = -1                 # E, the exclusive end of the candidates; -1 for a cached list
+    looked_at: list | None = None  # chunk indices, ascending; None for a cached list
+    scores: list | None = None    # of the chunks in looked_at; an entry is None if all of them are kept without a score
     best: list | None = None      # chunk indices chosen by their score, ascending: `kept` without the chunks of plus_next
     doubts: list | None = None    # descent: the least relative difference between two logits that a chunk's search compared
 
     def gap(self, list_idx):
-        """The relative difference between the lowest score that was kept and the highest that was not; inf if there is none.
+        """Returns the relative difference between the lowest kept score and the highest score not kept, inf without one.
 
         A small gap is a tie: another order of additions may keep another chunk.
         """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Compares the reference of hierarchical pruning with dense attention and plain loops, and checks rules that hold for every selection."""
+"""Compares the reference of hierarchical pruning with dense attention and plain loops, and checks rules of every selection."""
 import dataclasses
 
 import numpy as np
