@@ -265,7 +265,7 @@ void a_thread_that_does_not_start_leaves_nothing_behind(void**) {
     expect_threads(n_threads_at_start);
   }
   n_starts = 0;
-  const auto pool = make_pool(6);  // after the failure the sixth thread is not started
+  const auto pool = make_pool(6);  // starts five threads, so the sixth start never fails
   tandem::cpu::set_start_thread(nullptr);
   expect_threads(n_threads_at_start + 5);
   meet(pool.get());
@@ -470,7 +470,7 @@ void who_keeps_clear_is_where_no_worker_is(void**) {
   }).join();
   assert_true(CPU_ISSET(report["workers"][0]["cpu"].get<int>(), &clear));
   for (int32_t i = 1; i < pool->n_workers(); ++i) assert_false(CPU_ISSET(report["workers"][i]["cpu"].get<int>(), &clear));
-  std::unique_ptr<Pool> loose;  // other threads need no CPU
+  std::unique_ptr<Pool> loose;  // its workers are not bound, so every CPU is clear
   assert_true(Pool::create({2, 50'000, false}, &loose).ok());
   std::thread([&] {
     loose->keep_clear();

@@ -162,8 +162,7 @@ GateCase random_case(uint64_t seed, double max_flops) {
 
 namespace {
 
-// drawn numbers, and a scale of K that gives logits the wanted spread for any sm_scale. Rising data adds a trend along the
-// tokens.
+// A tensor of random numbers and its dense content.
 struct Drawn {
   std::vector<double> dense;
   Tensor tensor;
@@ -176,6 +175,7 @@ Drawn draw(const GateCase& c, int32_t dtype, int64_t n_tokens, int32_t dim, doub
   return drawn;
 }
 
+// Returns the factor on K that gives logits the spread of the case's data. add_trend() adds the trend of rising data.
 double key_scale(const GateCase& c) {
   switch (c.data) {
     case Data::kPeaked:
