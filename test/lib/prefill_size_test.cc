@@ -55,7 +55,8 @@ void chunks(void**) {
         const int64_t row_bytes = plane_bytes(layer).total() * layer.n_kv_heads * size.room_tokens;
         assert_in_range(size.rows_bytes, row_bytes, row_bytes + kPlanes * 255);
         assert_int_equal(size.area_bytes, size.rows_at + 2 * size.rows_bytes);
-        assert_int_equal(size.o_at, (size.room_tokens + kDevicePageLen - 1) / kDevicePageLen * terms_of(layer, 0, wanted).layer_page_bytes);
+        assert_int_equal(size.o_at, (size.room_tokens + kDevicePageLen - 1) / kDevicePageLen *
+                                        terms_of(layer, 0, wanted).layer_page_bytes);
       }
 }
 
