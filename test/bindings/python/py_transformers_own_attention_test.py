@@ -5,7 +5,7 @@ import inspect
 import sys
 
 import pytest
-from hf_common import new_cache, torch, transformers
+from hf_common import OLD_MASKS, new_cache, torch, transformers
 from hf_gate import models
 
 import tandem
@@ -66,8 +66,9 @@ def test_models_that_no_rule_on_code_finds(options, n_layers):
     for _ in range(2):
         with torch.no_grad(), pytest.raises(tandem.UnsupportedError, match="no layer of Llama.* was attended|were not attended"):
             model(IDS, **options)
-    with pytest.raises(tandem.UnsupportedError):
-        model.generate(IDS, max_new_tokens=3, **options)
+    if not OLD_MASKS:  # which hand eager attention the mask of padding, where it raises IndexError
+        with pytest.raises(tandem.UnsupportedError):
+            model.generate(IDS, max_new_tokens=3, **options)
 
 
 def test_a_cache_after_a_model_with_its_own_attention():

@@ -24,6 +24,7 @@ from ._own_attention import count_from_here, refuse_own_attention, refuse_unatte
 from ._untraced import untraced
 
 NAME = "tandem"
+_GROW = ("dynamic", "dynamic_full")  # caches by name; the second is what an assistant of Transformers 5.0 asks for
 
 
 def _asks(config: Any) -> bool:
@@ -124,8 +125,8 @@ def _option_of_generation(model: Any, arguments: Sequence[Any], named: dict[str,
 
 
 def _refuse_option(kind: Any) -> None:
-    """Refuses a cache that is named, but for "dynamic" and "hybrid", which Transformers takes for no name at all."""
-    if kind not in (None, "dynamic", "hybrid"):
+    """Refuses a cache that is named, but for those that grow, and "hybrid", which Transformers takes for no name at all."""
+    if kind not in (None, *_GROW, "hybrid"):
         raise unsupported("cache_implementation", f"= {kind!r}: with attn_implementation='tandem' keys and values are in a "
                           "TandemCache, which grows in host memory; leave it out (model.generation_config may have it too), or load "
                           "the model with another attention")
@@ -151,7 +152,7 @@ def _with_cache(generate: Callable[..., Any]) -> Callable[..., Any]:
         _refuse_option(kind)
         if not uses_cache:
             return generate(self, *arguments, **named)
-        if kind == "dynamic":  # which Transformers would refuse beside a cache that is given
+        if kind in _GROW:  # which Transformers would refuse beside a cache that is given
             named = {**named, "cache_implementation": None}
         made = TandemCache()
         result = generate(self, *arguments, **{**named, name: made})
