@@ -58,7 +58,7 @@ foreach(page ${tandem_pages} README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md 
 endforeach()
 install(DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}/installed/ DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT doc)
 install(FILES ${examples_dir}/attend_tensors.c ${examples_dir}/decode.c ${examples_dir}/openmp.c ${examples_dir}/selection.c
-              ${examples_dir}/smallest.c ${examples_dir}/smallest.py
+              ${examples_dir}/smallest.c ${examples_dir}/smallest.py ${examples_dir}/speculation.c
         DESTINATION ${CMAKE_INSTALL_DOCDIR}/examples COMPONENT doc)
 install(DIRECTORY ${examples_dir}/tutorial DESTINATION ${CMAKE_INSTALL_DOCDIR}/examples COMPONENT doc)
 install(FILES ${PROJECT_SOURCE_DIR}/bindings/ggml/smallest.c

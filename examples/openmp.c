@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT
- * A program whose own loops use OpenMP, and whose calls of Tandem use OpenMP's threads, too, or threads of the library.
+ * Calls Tandem between the program's own OpenMP loops, on OpenMP's threads ("lent") or on the library's ("own").
  * cc -O2 -fopenmp openmp.c $(pkg-config --cflags --libs tandem) -lm && ./a.out lent && ./a.out own */
 #include <omp.h>
 #include <stdio.h>
@@ -9,14 +9,14 @@
 
 enum { kQHeads = 32, kKvHeads = 8, kDim = 128, kKeys = 8192, kCalls = 200 };
 
-/* Lends OpenMP's threads (tandem_run_fn): no task waits for another, so that fewer threads than tasks are enough. */
+/* Lends OpenMP's threads (tandem_run_fn). No task waits for another, so fewer threads than tasks are enough. */
 static void run(int64_t n_tasks, tandem_task_fn task, void* context, void* user) {
   (void)user;
 #pragma omp parallel for schedule(dynamic, 1)
   for (int64_t i = 0; i < n_tasks; ++i) task(i, context);
 }
 
-/* What the program does between two calls. */
+/* The program's own work between two calls. */
 static void own_loop(float* x, int64_t n) {
 #pragma omp parallel for
   for (int64_t i = 0; i < n; ++i) x[i] = x[i] * 0.5f + 1.0f;

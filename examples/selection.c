@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
- * A small indexer. It keeps the mean of the keys of each unit of 64 tokens, and lets a query attend the units whose mean has
- * the largest product with it, and the newest unit. The answer is compared with attention over all keys. cc selection.c
- * $(pkg-config --cflags --libs tandem) -lm && ./a.out */
+ * A small indexer. It keeps the mean of the keys of each unit of 64 tokens. A query attends the units whose mean has the
+ * largest product with the query, and the newest unit. The output is compared with attention over all keys.
+ *
+ *   cc selection.c $(pkg-config --cflags --libs tandem) -lm && ./a.out */
 #include <math.h>
 #include <stdio.h>
 #include <tandem/tandem.h>
@@ -11,7 +12,7 @@ enum { kQHeads = 8, kKvHeads = 2, kDim = 64, kTokens = 4096, kUnit = 64, kUnits 
 static float q[kQHeads * kDim], dense[kQHeads * kDim], sparse[kQHeads * kDim];
 static float k[kTokens * kKvHeads * kDim], v[kTokens * kKvHeads * kDim];
 static float means[kUnits][kKvHeads][kDim];
-static int32_t idx[kKvHeads][kChosen]; /* of one query: [n_tokens = 1, n_kv_heads, n_idx] */
+static int32_t idx[kKvHeads][kChosen]; /* one query's indices: [n_tokens = 1, n_kv_heads, n_idx] */
 
 static float noise(void) { /* from -0.5 to 0.5 */
   static uint32_t state = 1;
@@ -19,7 +20,7 @@ static float noise(void) { /* from -0.5 to 0.5 */
   return (float)(state >> 8) / 16777216.0f - 0.5f;
 }
 
-/* Keys are noise, but those of three units point where the query does. */
+/* Makes keys of noise. Only those of three units also point in the query's direction. */
 static void make_rows(void) {
   for (int i = 0; i < kQHeads * kDim; ++i) q[i] = 1.0f;
   for (int t = 0; t < kTokens; ++t)
@@ -31,14 +32,14 @@ static void make_rows(void) {
     }
 }
 
-static float score(int unit, int kv_head) { /* the query heads of a KV head choose together */
+static float score(int unit, int kv_head) { /* the query heads of a KV head share one choice */
   float sum = 0;
   for (int h = kv_head * kQHeads / kKvHeads; h < (kv_head + 1) * kQHeads / kKvHeads; ++h)
     for (int d = 0; d < kDim; ++d) sum += q[h * kDim + d] * means[unit][kv_head][d];
   return sum;
 }
 
-/* The newest unit and the best of the others, ascending. */
+/* Chooses the newest unit and the best other units. Their indices ascend. */
 static void choose(int kv_head) {
   int is_chosen[kUnits] = {0}, n = 0;
   is_chosen[kUnits - 1] = 1;

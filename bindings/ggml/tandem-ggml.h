@@ -1,31 +1,31 @@
 /* SPDX-License-Identifier: MIT
  *
- * Tandem's attention as a node of a ggml graph: what stands in a graph where ggml_flash_attn_ext() and the copies into a KV
- * cache stood. bindings/ggml/README.md shows the change to a runtime of llama.cpp's kind.
+ * Tandem's attention as a node of a ggml graph. The node replaces ggml_flash_attn_ext() and the copies into a KV cache.
+ * bindings/ggml/README.md shows the change to a runtime like llama.cpp.
  *
  *   tandem_ggml_create(&tandem, &options, &why);
  *   for each batch:
- *     tandem_ggml_begin(tandem, &batch);                          whose tokens these are
- *     o = tandem_ggml_attend(ctx, tandem, layer_idx, q, k, v);    once per layer; or the graph is there already
+ *     tandem_ggml_begin(tandem, &batch);                          names the tokens' sequences
+ *     o = tandem_ggml_attend(ctx, tandem, layer_idx, q, k, v);    once per layer, unless the graph is reused
  *     ggml_graph_compute(...);
  *     if (tandem_ggml_end(tandem) != TANDEM_OK) puts(tandem_ggml_message(tandem));
  *
- * Shapes, as ggml counts dimensions (innermost first), are those that q, k and v have before ggml_permute():
+ * Shapes are those of q, k and v before ggml_permute(). Dimensions are counted as in ggml, innermost first:
  *   q [k_head_dim, n_q_heads, n_tokens]     k [k_head_dim, n_kv_heads, n_tokens]    v [v_head_dim, n_kv_heads, n_tokens]
  *   o [v_head_dim, n_q_heads, n_tokens]     f32, contiguous
- * Rows are contiguous, heads and tokens may be apart: views of a wider product are taken as they are. q is f32, f16 or bf16,
- * k and v too, or ggml's blocks (q8_0, q4_0). K and V are those of the batch's tokens alone: what came before is in Tandem's
- * cache, stored in the cache's types. Scale, soft cap, sinks and sliding window are the model's (tandem_layer_options).
+ * Rows are contiguous. Heads and tokens may have gaps, so views of a wider product need no copy. q is f32, f16 or bf16. k
+ * and v are of these types or ggml's blocks (q8_0, q4_0). K and V are only those of the batch's tokens: earlier ones are in
+ * Tandem's cache, in the cache's types. Scale, soft cap, sinks and sliding window are the model's (tandem_layer_options).
  *
- * Errors cannot be returned through ggml. The first one of a batch is kept, with status, field and message; from then on
- * outputs are NaN, and tandem_ggml_end() returns it and takes the batch back: every sequence has its length of before. An
- * error that nobody has been told of is returned by the next tandem_ggml_begin().
+ * Errors cannot be returned through ggml. The state keeps the first error of a batch: status, field and message. From then
+ * on outputs are NaN. tandem_ggml_end() returns the error and rolls back the batch: every sequence gets its old length. If
+ * the caller has not read an error, the next tandem_ggml_begin() returns it.
  *
- * Threads: ggml calls a node on each of its threads. The first one calls Tandem, whose own pool computes; the others give
- * their processors away until it has finished. One state is used by one graph at a time, as its session is.
+ * Threads: ggml calls a node on each of its threads. The first thread calls Tandem, whose own pool computes. The others
+ * yield until it has finished. Only one graph at a time may use a state, or its session.
  *
- * A state owns nothing but itself: cache and session may be released before it or after it. It outlives the computing of
- * graphs that have its nodes.
+ * A state owns only itself: cache and session may be released before or after it. It must outlive every computation of its
+ * nodes.
  */
 #ifndef TANDEM_TANDEM_GGML_H_
 #define TANDEM_TANDEM_GGML_H_
@@ -43,57 +43,58 @@
 
 typedef struct tandem_ggml tandem_ggml;
 
-/* Returns when the stream has finished; not 0: it has failed. cudaStreamSynchronize() is one, but for its type. */
+/* Waits for the stream. Returns 0, or another number if the stream failed. cudaStreamSynchronize() does, but has another
+ * type. */
 typedef int32_t (*tandem_ggml_wait_fn)(void* stream);
 
 /* Zero means default. */
 typedef struct tandem_ggml_options {
   tandem_cache* cache;
-  tandem_session* session;            /* of this cache */
+  tandem_session* session;            /* a session of this cache */
   const tandem_layer_options* layers; /* [n_layers] as given to tandem_model_create(); copied */
   int32_t n_layers;
   int32_t n_sequences;
-  const int64_t* sequences; /* [n_sequences] Tandem's id of ggml's sequence i. Borrowed; tandem_ggml_begin() reads it, so
-                             * that the caller may change it between batches (fork, drop) */
-  int32_t device_index;     /* for tensors in device memory */
-  void* stream;             /* likewise: the CUDA stream that Tandem's calls are put on */
+  const int64_t* sequences; /* [n_sequences] Tandem's id of ggml's sequence i. Borrowed. tandem_ggml_begin() reads it, so
+                             * the caller may change it between batches (fork, drop) */
+  int32_t device_index;     /* device of tensors in device memory */
+  void* stream;             /* CUDA stream of calls on these tensors */
   tandem_ggml_wait_fn wait; /* for tandem_ggml_eval() and tensors in device memory */
 } tandem_ggml_options;
 
-/* Tokens in the order in which q, k and v have them; the members are those of llama_batch and llama_ubatch. Arrays are read
- * by tandem_ggml_begin() alone, *cancel until the batch ends. */
+/* Tokens, in the order of q, k and v. The members are those of llama_batch and llama_ubatch. tandem_ggml_begin() reads the
+ * arrays; *cancel is read until the batch ends. */
 typedef struct tandem_ggml_batch {
   int32_t n_tokens;
   uint32_t flags;          /* 0 or TANDEM_ATTEND_PARTIAL: a chunk of a longer prompt, not its last */
-  const int32_t* pos;      /* [n_tokens] or NULL. Given, they are to go on where the sequence ends */
-  const int32_t* n_seq_id; /* [n_tokens] or NULL: 1 each */
+  const int32_t* pos;      /* [n_tokens] or NULL. Positions must continue where the sequence ends */
+  const int32_t* n_seq_id; /* [n_tokens], each 1, or NULL: 1 each */
   int32_t* const* seq_id;  /* [n_tokens][1] or NULL: sequence 0 */
-  const int32_t* cancel;   /* NULL, or a flag that any thread may set: not 0 stops a call on host tensors */
+  const int32_t* cancel;   /* NULL, or a flag that any thread may set. Other than 0, it stops a call on host tensors */
 } tandem_ggml_batch;
 
-/* ---- what follows up to the next line is private ------------------------------------------------------------------ */
+/* ---- private, up to the next line ---------------------------------------------------------------------------------- */
 
 typedef struct tandem_ggml_layer {
   tandem_ggml* owner;
-  int32_t layer_idx; /* -1: of nodes built for a layer that is not there */
+  int32_t layer_idx; /* -1: for nodes of a layer that the model lacks */
   int32_t n_q_heads;
   int32_t n_kv_heads;
   int32_t k_head_dim;
   int32_t v_head_dim;
-  int32_t has_grown; /* by the open batch */
+  int32_t has_grown; /* 1: the open batch has appended to the layer */
 } tandem_ggml_layer;
 
 struct tandem_ggml {
   tandem_ggml_options options;
-  tandem_ggml_layer* layers; /* [n_layers + 1], the last for layers that are not there */
-  int64_t* open_ids;         /* [n_sequences] of the open batch, in its order */
-  int64_t* q_lens;           /* [n_sequences] */
-  int64_t* lengths;          /* [n_sequences] before the batch */
+  tandem_ggml_layer* layers; /* [n_layers + 1], the last for layers that the model lacks */
+  int64_t* open_ids;         /* [n_sequences] sequences of the open batch, in its order */
+  int64_t* q_lens;           /* [n_sequences] their tokens in the batch */
+  int64_t* lengths;          /* [n_sequences] their lengths before the batch */
   tandem_ggml_batch batch;
-  int32_t n_open; /* sequences of the open batch */
+  int32_t n_open; /* number of sequences of the open batch */
   int32_t is_open;
   int32_t is_running; /* atomic: a node is being computed */
-  int32_t is_told;    /* somebody has been given the status */
+  int32_t is_told;    /* the caller has read the status */
   int32_t status;
   char field[64];
   char message[448];
@@ -105,7 +106,7 @@ __attribute__((format(printf, 4, 5)))
 static inline int32_t
 tandem_ggml_fail(tandem_ggml* state, int32_t status, const char* field, const char* format, ...) {
   va_list values;
-  /* Between batches, one that somebody has been told of makes room. */
+  /* The first error stays, until the batch has ended and the caller has read it. */
   if (state->status != TANDEM_OK && (state->is_open || !state->is_told)) return state->status;
   state->status = status;
   state->is_told = 0;
@@ -116,7 +117,7 @@ tandem_ggml_fail(tandem_ggml* state, int32_t status, const char* field, const ch
   return status;
 }
 
-/* Keeps what a call of Tandem's has returned, and releases its error. */
+/* Keeps the result of a call of Tandem, and releases its error. */
 static inline int32_t tandem_ggml_keep(tandem_ggml* state, int32_t status, tandem_error* error) {
   if (status != TANDEM_OK) tandem_ggml_fail(state, status, tandem_error_field(error), "%s", tandem_error_message(error));
   tandem_error_release(error);
@@ -144,7 +145,7 @@ static inline ggml_backend_buffer_t tandem_ggml_buffer(const struct ggml_tensor*
   return tensor->view_src != NULL ? tensor->view_src->buffer : tensor->buffer;
 }
 
-/* Memory that belongs to nobody's buffer is where the caller says: what is asked for is `device_type`. */
+/* Returns where the tensor's memory is. Without a buffer, the caller's `device_type` is trusted. */
 static inline int32_t tandem_ggml_place_of(const struct ggml_tensor* tensor, int32_t device_type) {
   const ggml_backend_buffer_t buffer = tandem_ggml_buffer(tensor);
   if (buffer == NULL) return device_type;
@@ -181,7 +182,7 @@ static inline int32_t tandem_ggml_check(tandem_ggml* state, const struct ggml_te
   return TANDEM_OK;
 }
 
-/* ggml's tensor as a view of [n_tokens, n_heads, head_dim]. What strides may be the library checks. */
+/* Describes ggml's tensor as a view of [n_tokens, n_heads, head_dim]. The library checks the strides. */
 static inline int32_t tandem_ggml_view(tandem_ggml* state, tandem_tensor* view, const struct ggml_tensor* tensor,
                                        const tandem_ggml_role* role) {
   const int64_t per_block = ggml_blck_size(tensor->type);
@@ -197,7 +198,7 @@ static inline int32_t tandem_ggml_view(tandem_ggml* state, tandem_tensor* view, 
   view->n_dims = 3;
   view->shape[2] = tensor->ne[0];
   view->stride[2] = 1;
-  for (i = 1; i >= 0; --i) { /* a dimension of length 1 may have any stride in ggml, as it is never stepped over */
+  for (i = 1; i >= 0; --i) { /* in ggml a dimension of length 1 may have any stride */
     const int64_t stride = (int64_t)(tensor->nb[2 - i] / ggml_type_size(tensor->type)) * per_block;
     view->shape[i] = tensor->ne[2 - i];
     view->stride[i] = view->shape[i] > 1 ? stride : packed;
@@ -248,7 +249,7 @@ static inline int32_t tandem_ggml_call(tandem_ggml_layer* layer, const struct gg
   return tandem_ggml_keep(state, i, error);
 }
 
-/* Every byte 0xff is NaN in f32, f16 and bf16. Device memory that is no buffer's stays as it is. */
+/* Fills o with NaN: bytes of 0xff are NaN in f32, f16 and bf16. Device memory without a buffer is left unchanged. */
 static inline void tandem_ggml_spoil(struct ggml_tensor* o, int32_t device_type) {
   if (o == NULL || o->data == NULL) return;
   if (tandem_ggml_place_of(o, device_type) == TANDEM_DEVICE_HOST)
@@ -270,7 +271,7 @@ static inline void tandem_ggml_compute(struct ggml_tensor* node, int ith, int nt
   __atomic_store_n(&layer->owner->is_running, 0, __ATOMIC_RELEASE);
 }
 
-/* Of nodes that cannot be computed. */
+/* Returns the layer of nodes that cannot be computed. */
 static inline tandem_ggml_layer* tandem_ggml_no_layer(tandem_ggml* state) { return &state->layers[state->options.n_layers]; }
 
 static inline tandem_ggml_layer* tandem_ggml_layer_at(tandem_ggml* state, int32_t layer_idx) {
@@ -280,7 +281,7 @@ static inline tandem_ggml_layer* tandem_ggml_layer_at(tandem_ggml* state, int32_
   return tandem_ggml_no_layer(state);
 }
 
-/* The layer of a node to be built; NULL where there can be none. */
+/* Returns the layer of a new node; NULL if no node can be built. */
 static inline tandem_ggml_layer* tandem_ggml_node_layer(const struct ggml_context* ctx, tandem_ggml* state,
                                                         int32_t layer_idx, const struct ggml_tensor* q) {
   const char* missing = ctx == NULL ? "ctx" : "q";
@@ -290,7 +291,7 @@ static inline tandem_ggml_layer* tandem_ggml_node_layer(const struct ggml_contex
   return NULL;
 }
 
-/* In the op_params of a node that tandem_ggml_eval() is to compute; ggml uses none for that kind of node. */
+/* Marks a node for tandem_ggml_eval(), in its op_params, which ggml does not use for that kind of node. */
 typedef struct tandem_ggml_mark {
   char text[16];
   tandem_ggml_layer* layer;
@@ -302,7 +303,7 @@ static inline tandem_ggml_layer* tandem_ggml_marked(const struct ggml_tensor* no
   return node->op == GGML_OP_CONT && memcmp(mark.text, "tandem_ggml_cut", 16) == 0 ? mark.layer : NULL;
 }
 
-/* Sequences and lengths of a batch, in the order of its tokens. */
+/* Finds the sequences of a batch and their numbers of tokens, in the order of the tokens. */
 static inline int32_t tandem_ggml_group(tandem_ggml* state) {
   const tandem_ggml_batch* batch = &state->batch;
   int32_t i, last = -1;
@@ -336,7 +337,8 @@ static inline int32_t tandem_ggml_group(tandem_ggml* state) {
   return TANDEM_OK;
 }
 
-/* Sequences are even, and positions go on where they end: what the causal mask is about. */
+/* Records the length of sequence i before the batch. Checks that all its layers have that length and that positions continue
+ * there, because the causal mask relies on both. */
 static inline int32_t tandem_ggml_measure(tandem_ggml* state, int32_t i, int64_t first_token) {
   const int32_t* pos = state->batch.pos;
   int64_t at, length = 0;
@@ -360,8 +362,8 @@ static inline int32_t tandem_ggml_measure(tandem_ggml* state, int32_t i, int64_t
   return TANDEM_OK;
 }
 
-/* Memory is taken before anything is computed. No step of the session is opened: its workers would stay awake for attention
- * while ggml's threads compute what stands between, on the same processors. */
+/* Opens a batch. Takes memory before any node is computed. Opens no step of the session: its workers would spin between
+ * attention calls while ggml's threads compute on the same processors. */
 static inline int32_t tandem_ggml_open(tandem_ggml* state) {
   int64_t first_token = 0;
   int32_t i, status = tandem_ggml_group(state);
@@ -379,7 +381,7 @@ static inline int32_t tandem_ggml_open(tandem_ggml* state) {
   return status;
 }
 
-/* Of a batch with an error every sequence gets its length of before. */
+/* Closes the batch. After an error, every sequence gets its old length. */
 static inline void tandem_ggml_close(tandem_ggml* state) {
   tandem_error* error = NULL;
   int32_t i;
@@ -398,7 +400,7 @@ static inline void tandem_ggml_close(tandem_ggml* state) {
 
 /* ---- functions ---------------------------------------------------------------------------------------------------- */
 
-/* Accepts NULL. An open batch is taken back. */
+/* Accepts NULL. Rolls back an open batch. */
 static inline void tandem_ggml_release(tandem_ggml* state) {
   if (state == NULL) return;
   if (state->is_open) {
@@ -410,8 +412,9 @@ static inline void tandem_ggml_release(tandem_ggml* state) {
   free(state);
 }
 
-/* The first error since the last tandem_ggml_begin() that returned TANDEM_OK; its text, which names field and value; the
- * field. Texts are "" without an error, and valid until the next call with the state. Of NULL: INVALID_ARGUMENT, and "". */
+/* Return the first error since the last tandem_ggml_begin() that returned TANDEM_OK: its status, its text, which names field
+ * and value, and its field. Texts are "" without an error, and valid until the next call with the state. A NULL state gives
+ * INVALID_ARGUMENT and "". */
 static inline int32_t tandem_ggml_status(tandem_ggml* state) {
   if (state == NULL) return TANDEM_ERROR_INVALID_ARGUMENT;
   state->is_told = 1;
@@ -420,7 +423,7 @@ static inline int32_t tandem_ggml_status(tandem_ggml* state) {
 static inline const char* tandem_ggml_message(const tandem_ggml* state) { return state != NULL ? state->message : ""; }
 static inline const char* tandem_ggml_field(const tandem_ggml* state) { return state != NULL ? state->field : ""; }
 
-/* TANDEM_ERROR_INVALID_ARGUMENT or _OUT_OF_MEMORY, with *why (may be NULL) a constant text. */
+/* Makes a state. Errors: INVALID_ARGUMENT, OUT_OF_MEMORY; *why (may be NULL) gets a constant text. */
 static inline int32_t tandem_ggml_create(tandem_ggml** state, const tandem_ggml_options* options, const char** why) {
   const char* reason = NULL;
   tandem_ggml* made = NULL;
@@ -463,10 +466,10 @@ static inline int32_t tandem_ggml_create(tandem_ggml** state, const tandem_ggml_
   return TANDEM_OK;
 }
 
-/* Opens a batch: what nodes computed from here on are about. The order of its tokens is that of q, k and v. Takes memory for
- * them in every layer. Errors: UNSUPPORTED (a token of several sequences, tokens of a sequence with others between),
- * INVALID_ARGUMENT (seq_id, pos, flags), INVALID_STATE (a batch is open), those of tandem_sequence_reserve(); and an
- * error of before that nobody has been told of, which is then gone. */
+/* Opens a batch, whose tokens nodes attend from here on. The tokens' order is that of q, k and v. Takes memory for them in
+ * every layer. Errors: UNSUPPORTED (a token of several sequences, a sequence's tokens not together), INVALID_ARGUMENT
+ * (seq_id, pos, flags), INVALID_STATE (a batch is open), those of tandem_sequence_reserve(). Also returns, once, an earlier
+ * error that the caller has not read. */
 static inline int32_t tandem_ggml_begin(tandem_ggml* state, const tandem_ggml_batch* batch) {
   int32_t status;
   if (state == NULL) return TANDEM_ERROR_INVALID_ARGUMENT;
@@ -489,8 +492,8 @@ static inline int32_t tandem_ggml_begin(tandem_ggml* state, const tandem_ggml_ba
   return status;
 }
 
-/* Closes the batch. Returns the first error since tandem_ggml_begin(); then every sequence has its length of before. That a
- * node of a layer has not been computed is one: INVALID_STATE. */
+/* Closes the batch. Returns the first error since tandem_ggml_begin(); every sequence then has its old length. If a layer's
+ * node was not computed, the error is INVALID_STATE. */
 static inline int32_t tandem_ggml_end(tandem_ggml* state) {
   if (state == NULL) return TANDEM_ERROR_INVALID_ARGUMENT;
   if (state->is_open)
@@ -500,9 +503,10 @@ static inline int32_t tandem_ggml_end(tandem_ggml* state) {
   return tandem_ggml_status(state);
 }
 
-/* The node. v is NULL where the layer's V aliases K; k and v are NULL where nothing is appended and the queries are of
- * tokens that are there (layers that share a cache). It is computed on the CPU: of a scheduler with other backends it is a
- * split to which q, k and v are copied. Shapes and types are checked when it is computed. NULL where ctx, state or q is. */
+/* Builds the node of a layer. v is NULL if the layer's V aliases K. k and v are NULL if nothing is appended and the queries
+ * are of tokens already there (layers that share a cache). The CPU computes the node: in a scheduler with other backends it
+ * is a split, to which q, k and v are copied. Shapes and types are checked when the node is computed. Returns NULL if ctx,
+ * state or q is NULL. */
 static inline struct ggml_tensor* tandem_ggml_attend(struct ggml_context* ctx, tandem_ggml* state, int32_t layer_idx,
                                                      struct ggml_tensor* q, struct ggml_tensor* k, struct ggml_tensor* v) {
   tandem_ggml_layer* layer = tandem_ggml_node_layer(ctx, state, layer_idx, q);
@@ -520,9 +524,9 @@ static inline struct ggml_tensor* tandem_ggml_attend(struct ggml_context* ctx, t
 
 /* ---- tensors in device memory --------------------------------------------------------------------------------------- */
 
-/* Between the computing of two graphs: q, k and v are what the first has computed (and waited for), o is an input of the
- * second. The call is put on options.stream; the second graph is computed after it (options.wait, an event). o is f32, f16
- * or bf16. */
+/* Attends between two graphs. The first graph has computed q, k and v, and the caller has waited for it. o is an input of
+ * the second graph, in f32, f16 or bf16. The call goes on options.stream; the second graph must come after it (options.wait,
+ * or an event). */
 static inline int32_t tandem_ggml_attend_device(tandem_ggml* state, int32_t layer_idx, const struct ggml_tensor* q,
                                                 const struct ggml_tensor* k, const struct ggml_tensor* v,
                                                 struct ggml_tensor* o) {
@@ -538,10 +542,10 @@ static inline int32_t tandem_ggml_attend_device(tandem_ggml* state, int32_t laye
   return status;
 }
 
-/* A node for a scheduler whose callback is tandem_ggml_eval(): on whichever backend it is, the scheduler computes and waits
- * up to it, and Tandem attends where the tensors are. ggml takes it for a copy of q, so that it has a place on every
- * backend; k is not NULL, v_head_dim is at most k_head_dim, and o is of q's type. Without the callback tandem_ggml_end()
- * says INVALID_STATE. */
+/* Builds a node for a scheduler whose callback is tandem_ggml_eval(). On any backend, the scheduler computes and waits up to
+ * the node, and Tandem attends where the tensors are. To ggml the node is a copy of q, which every backend supports. k must
+ * not be NULL, v_head_dim is at most k_head_dim, and o has q's type. Without the callback, tandem_ggml_end() returns
+ * INVALID_STATE. */
 static inline struct ggml_tensor* tandem_ggml_attend_cut(struct ggml_context* ctx, tandem_ggml* state, int32_t layer_idx,
                                                          struct ggml_tensor* q, struct ggml_tensor* k,
                                                          struct ggml_tensor* v) {
@@ -564,8 +568,8 @@ static inline struct ggml_tensor* tandem_ggml_attend_cut(struct ggml_context* ct
   return node;
 }
 
-/* ggml_backend_sched_set_eval_callback(scheduler, tandem_ggml_eval, NULL), or called from the callback that is there: true
- * for ask where the node is one of tandem_ggml_attend_cut()'s. */
+/* The scheduler's callback: ggml_backend_sched_set_eval_callback(scheduler, tandem_ggml_eval, NULL). An existing callback
+ * may call it. For ask, returns true if tandem_ggml_attend_cut() built the node. */
 static inline bool tandem_ggml_eval(struct ggml_tensor* node, bool ask, void* user) {
   tandem_ggml_layer* layer = tandem_ggml_marked(node);
   const struct ggml_tensor* const qkvo[4] = {node->src[3], node->src[1], node->src[2], node};

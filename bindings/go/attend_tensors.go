@@ -13,31 +13,32 @@ import (
 	"runtime"
 )
 
-// AttendTensors is attention over K and V that the caller owns: no cache and no session. Tensors of four dimensions are padded, with
-// n_sequences first: sequence i has the first QLens[i] tokens and KVLens[i] keys. Tensors of three are packed: the sequences' tokens
-// stand one after another. Strides may order tokens and heads either way.
+// AttendTensors holds the arguments of attention over K and V that the caller owns. It needs no cache and no session. Tensors
+// of four dimensions are padded, with n_sequences first: sequence i has the first QLens[i] tokens and the first KVLens[i] keys.
+// Tensors of three dimensions are packed: the sequences' tokens follow one another. Strides may order tokens and heads either
+// way.
 type AttendTensors struct {
 	Q                   Tensor    // [n_tokens, n_q_heads, k_head_dim]
 	K                   Tensor    // [n_keys, n_kv_heads, k_head_dim]
-	V                   Tensor    // [n_keys, n_kv_heads, v_head_dim]; none: the first v_head_dim dims of K
+	V                   Tensor    // [n_keys, n_kv_heads, v_head_dim]; none: V is the first v_head_dim dims of K
 	Mask                Tensor    // [n_tokens, n_columns], padded [1 or n_sequences, 1 or n_q_heads, n_tokens, n_keys]; none: no mask
 	O                   Tensor    // [n_tokens, n_q_heads, v_head_dim], written
 	Lse                 Tensor    // [n_tokens, n_q_heads], f32, written; none: not wanted
-	QLens               []int64   // of each sequence; nil: all, of packed tensors one sequence
-	KVLens              []int64   // likewise
-	Causal              bool      // the last query of a sequence sees all its keys, each before it one less; not with Mask
-	SlidingWindowTokens int64     // 0: off; else, with Causal, a query sees as many keys, its own the last
+	QLens               []int64   // tokens of each sequence; nil: all tokens, and one sequence if tensors are packed
+	KVLens              []int64   // keys of each sequence; nil: all keys, and one sequence if tensors are packed
+	Causal              bool      // the last query of a sequence sees all keys, each earlier query one key less; not with Mask
+	SlidingWindowTokens int64     // 0: off; else, with Causal, the number of newest keys that a query sees, its own included
 	SmScale             float32   // 0: 1 / sqrt(k_head_dim)
 	SoftCap             float32   // 0: off
 	Sinks               []float32 // [n_q_heads] learned sink logits; nil: none
-	AlibiSlopes         []float32 // [n_q_heads]; nil: none. A mask's values are multiplied by them
+	AlibiSlopes         []float32 // [n_q_heads]; nil: none. With a mask, the mask's values are multiplied by the slopes
 
 	Progress func(done, total int64) // as in Attend
 }
 
 var attendTensorsNames = []string{"q", "k", "v", "mask", "o", "lse"}
 
-// nSequences is what Q and the lengths say; the library reads as many lengths.
+// nSequences returns the number of sequences that Q and the lengths give. The library reads that many lengths.
 func (a *AttendTensors) nSequences(function string) (int, error) {
 	shape, n := a.Q.Shape(), 1
 	switch {
@@ -54,7 +55,7 @@ func (a *AttendTensors) nSequences(function string) (int, error) {
 	return n, nil
 }
 
-// check refuses what the library cannot see: lengths of slices.
+// check refuses wrong slice lengths, which the library cannot see. It returns the number of sequences.
 func (a *AttendTensors) check(function string) (nSequences int, err error) {
 	if err := firstErr(function, attendTensorsNames, &a.Q, &a.K, &a.V, &a.Mask, &a.O, &a.Lse); err != nil {
 		return 0, err
@@ -83,13 +84,13 @@ func (a *AttendTensors) check(function string) (nSequences int, err error) {
 	return nSequences, nil
 }
 
-// AttendTensors gives o = softmax(logits) V and its lse over K and V where they lie. Calls of one engine run one after another. Errors:
-// ErrInvalidArgument (shapes, strides, an output that overlaps an input), ErrUnsupported (head dims without kernels, q4_64),
-// ErrCapacity, ErrOutOfMemory.
+// AttendTensors computes o = softmax(logits) V and its lse over the caller's K and V, without a copy. Calls of one engine run
+// one after another. Errors: ErrInvalidArgument (shapes, strides, an output that overlaps an input), ErrUnsupported (head dims
+// without kernels, q4_64), ErrCapacity, ErrOutOfMemory.
 func (e *Engine) AttendTensors(a *AttendTensors) error { return e.attendTensors(a, nil) }
 
-// AttendTensorsContext is the same, stopped when the context is done: with ErrCancelled, which is the context's error too. O and Lse may
-// be written in part then.
+// AttendTensorsContext does the same and stops when the context is done. It then returns ErrCancelled, which also matches the
+// context's error, and may have written part of O and Lse.
 func (e *Engine) AttendTensorsContext(ctx context.Context, a *AttendTensors) error {
 	return withContext(ctx, func(cancel *int32) error { return e.attendTensors(a, cancel) })
 }

@@ -44,7 +44,7 @@ func TestTensorsOfSeveralSequences(t *testing.T) {
 		o, _ := reference(q[token*qToken:][:qToken], k[first*kvToken:end*kvToken], v[first*kvToken:end*kvToken])
 		return o
 	}
-	// Sequences of 1 and 2 queries, of 40 and 50 keys.
+	// Two sequences, of 1 and 2 queries and of 40 and 50 keys.
 	attend := func(change func(a *AttendTensors)) []float32 {
 		o := unset(len(q))
 		a := &AttendTensors{Q: heads(q), K: kv(k), V: kv(v), O: heads(o), QLens: []int64{1, 2}, KVLens: []int64{40, 50}}

@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// Every call against double precision or against what the header says of it.
+// Compares every call with double precision, or with what the header says about it.
 const n = 300
 
 func TestDecodeIsSoftmaxAttention(t *testing.T) {
@@ -22,7 +22,7 @@ func TestDecodeIsSoftmaxAttention(t *testing.T) {
 	closeTo(t, lse, expectedLse)
 }
 
-// q, k and v interleaved in one buffer, two sequences in one call, rows of o apart; memory between them stays.
+// q, k and v are interleaved in one buffer, two sequences share a call, and the rows of o have gaps. The gaps stay untouched.
 func TestStridedTensorsOfTwoSequences(t *testing.T) {
 	w := newWorld(t, n, 1)
 	other := must(w.cache.CreateSequence())
@@ -64,7 +64,7 @@ func TestSixteenBitsAndBlocks(t *testing.T) {
 	expected, _ := reference(q, kWide, vWide)
 	closeTo(t, o, expected)
 
-	// K as it comes back, in its own type and in blocks, which are then taken for what they say.
+	// Reads K in its own type and as blocks, and appends the blocks to another sequence.
 	back := make([]uint16, len(kBits))
 	check(t, w.cache.Read(w.sequence, 0, 0, bf16(back), Tensor{}))
 	equal(t, back, kBits)
@@ -117,7 +117,7 @@ func TestSequencesForkShrinkAndAreRead(t *testing.T) {
 	}
 }
 
-// A step that ends before every layer has its tokens takes them back; one that is complete keeps them.
+// A step that ends before every layer has its tokens is rolled back. A complete step keeps them.
 func TestSteps(t *testing.T) {
 	w := newWorld(t, n, 2)
 	session, ids, lens := w.session(t, "all"), []SequenceID{w.sequence}, []int64{1}
@@ -131,7 +131,7 @@ func TestSteps(t *testing.T) {
 	step := must(session.Step(ids, lens))
 	check(t, attend(0))
 	refused(t, step.End(), ErrInvalidState, "q_lens", "layer 1")
-	check(t, step.End()) // has ended
+	check(t, step.End()) // does nothing: the step has ended
 	equal(t, lengths(), []int64{n, n})
 	step = must(session.Step(ids, lens))
 	check(t, attend(0))
@@ -148,7 +148,7 @@ func TestSpeculationKeepsAChainOfTheTree(t *testing.T) {
 	session := w.session(t, "all")
 	q, k, v, o := numbers(3*qToken, 11), numbers(3*kvToken, 12), numbers(3*kvToken, 13), unset(3*qToken)
 	check(t, session.Attend(&Attend{Sequences: []SequenceID{w.sequence}, QLens: []int64{3}, Q: heads(q), K: kv(k), V: kv(v),
-		O: heads(o), ParentIdx: []int32{-1, -1, 1}})) // token 2 below token 1, token 0 apart
+		O: heads(o), ParentIdx: []int32{-1, -1, 1}})) // token 2 is a child of token 1; token 0 is a sibling of token 1
 	expected, _ := reference(q[2*qToken:], joined(w.k, k[kvToken:]), joined(w.v, v[kvToken:]))
 	closeTo(t, o[2*qToken:], expected)
 	equal(t, []int64{must(w.cache.Length(w.sequence, 0))}, []int64{n})
@@ -159,7 +159,7 @@ func TestSpeculationKeepsAChainOfTheTree(t *testing.T) {
 	closeTo(t, again, expected)
 }
 
-// attendsNamed is that each query of each KV head gives what attention over its keys alone gives.
+// attendsNamed checks that each query of each KV head attends exactly its named keys.
 func attendsNamed(t *testing.T, w *world, q []float32, selection *Selection, named func(query, kvHead int) []int) {
 	t.Helper()
 	o, group := unset(len(q)), qToken/kvHeads
@@ -197,7 +197,7 @@ func TestNamedKeysAreAttendedAlone(t *testing.T) {
 		return keys
 	}
 	attendsNamed(t, w, q, &Selection{Idx: Int32s(idx, 2, kvHeads, 3)}, named)
-	apart := make([]int32, 4*5) // the same rows among other numbers
+	apart := make([]int32, 4*5) // the same rows with gaps between them
 	for i := range apart {
 		apart[i] = 9999
 		if i%5 < 3 {
@@ -205,7 +205,7 @@ func TestNamedKeysAreAttendedAlone(t *testing.T) {
 		}
 	}
 	attendsNamed(t, w, q, &Selection{Idx: Int32s(apart, 2, kvHeads, 3).Strided(10, 5, 1)}, named)
-	// Pages of 32 tokens, for all KV heads the same: a query sees those of the last page that are not behind it.
+	// Pages of 32 tokens, the same for all KV heads. A query sees the tokens of the last page up to its own.
 	pages := &Selection{Idx: Int32s([]int32{9, 2, 2, 9}, 2, 1, 2), UnitTokens: 32, AnyOrder: true}
 	attendsNamed(t, w, q, pages, func(i, _ int) []int { return joined(between(64, 96), between(288, 299+i)) })
 	pages.PlusWindow = true
@@ -221,7 +221,7 @@ func TestNamedKeysAreAttendedAlone(t *testing.T) {
 	closeTo(t, again, expected)
 }
 
-// A chunk of a longer append is not judged: no selection is made before the last.
+// A partial chunk of an append is not judged. Selections are made only after the last chunk.
 func TestPartialAppendsAreJudgedOnce(t *testing.T) {
 	w := newWorld(t, 0, 1)
 	session := w.session(t, "hgca")
@@ -236,7 +236,7 @@ func TestPartialAppendsAreJudgedOnce(t *testing.T) {
 	}
 }
 
-// States over two halves merge into the state over both, into other memory and into the first.
+// States over two halves merge into the state over both: into other memory, and into the first state.
 func TestStatesMerge(t *testing.T) {
 	w := newWorld(t, n, 1)
 	q, half := numbers(qToken, 14), n/2*kvToken
@@ -369,11 +369,11 @@ func TestStreamingHeadsSeeSinksAndWindow(t *testing.T) {
 	}
 }
 
-// Members whose default is not 0, where 0 means something.
+// Flags of members whose default is not 0 and whose 0 has a meaning.
 var flagsOfZero = map[string]string{"spin_ns": "NoSpin", "window_tokens": "NoWindow", "sink_tokens": "NoSinks", "beta": "ZeroBeta",
 	"halo_tokens": "NoHalo", "stream_fraction": "ZeroStreamFraction", "threshold": "ZeroThreshold"}
 
-// What the library's functions fill in is what options say.
+// Zero options give the defaults of the library's init functions.
 func TestOptionsAreTheLibrarys(t *testing.T) {
 	var a arena
 	defer a.free()
@@ -401,7 +401,7 @@ func TestOptionsAreTheLibrarys(t *testing.T) {
 	}
 }
 
-// Each member of a struct of options has one here.
+// Every member of the header's option structs has a Go field.
 func TestOptionsAreComplete(t *testing.T) {
 	for name, options := range map[string]any{
 		"tandem_engine_options": EngineOptions{}, "tandem_layer_options": LayerOptions{}, "tandem_cache_options": CacheOptions{},
@@ -418,8 +418,8 @@ func TestOptionsAreComplete(t *testing.T) {
 				"n_decode", "n_append", "n_stages":
 			case "pin_threads":
 				expected = append(expected, "NoPinning")
-			case "device_type": // of the projection's tensors
-			case "run", "run_user": // Go's functions are slow and unsafe to call on threads of others
+			case "device_type": // taken from the projection's tensors
+			case "run", "run_user": // Go functions are slow and unsafe on threads of other runtimes
 			case "alloc":
 				expected = append(expected, "Allocator")
 			default:

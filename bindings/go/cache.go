@@ -11,17 +11,17 @@ import "C"
 
 import "unsafe"
 
-// SequenceID is the name of a sequence in its cache, which never uses one twice.
+// SequenceID names a sequence in its cache. A cache never uses an id twice.
 type SequenceID int64
 
-// Cache is the keys and values of many sequences, in pages with reference counts. Calls that name a sequence return ErrNotFound for
-// an unknown or dropped one and ErrBusy while a session has it in flight.
+// Cache holds the keys and values of many sequences, in pages with reference counts. Calls that name a sequence return
+// ErrNotFound if it is unknown or dropped, and ErrBusy while a session has it in flight.
 type Cache struct {
 	handle *handle
 }
 
-// NewCache makes an empty cache; memory is taken as sequences grow. nil: defaults. Errors: ErrUnsupported (storage type, rotation),
-// ErrCapacity, ErrOutOfMemory, ErrInvalidArgument.
+// NewCache makes an empty cache. The cache takes memory as sequences grow. options = nil: defaults. Errors: ErrUnsupported
+// (storage type, rotation), ErrCapacity, ErrOutOfMemory, ErrInvalidArgument.
 func NewCache(engine *Engine, model *Model, options *CacheOptions) (*Cache, error) {
 	const function = "tandem_cache_create"
 	if err := engine.held().use(function); err != nil {
@@ -48,7 +48,7 @@ func NewCache(engine *Engine, model *Model, options *CacheOptions) (*Cache, erro
 	return &Cache{newHandle("cache", unsafe.Pointer(cache), release, engine.handle.log)}, nil
 }
 
-// Close gives up the cache; sessions keep it alive. It returns nil.
+// Close releases the cache; sessions keep it alive. It returns nil.
 func (c *Cache) Close() error {
 	c.held().close()
 	return nil
@@ -61,7 +61,7 @@ func (c *Cache) held() *handle {
 	return held(c.handle, "cache")
 }
 
-// call runs a function on the cache.
+// call runs a function on the cache, which stays open meanwhile.
 func (c *Cache) call(name string, function func(cache *C.tandem_cache, err **C.tandem_error) C.int32_t) error {
 	if err := c.held().use(name); err != nil {
 		return err
@@ -80,8 +80,8 @@ func (c *Cache) CreateSequence() (SequenceID, error) {
 	return SequenceID(id), err
 }
 
-// Fork makes a sequence with the same tokens; pages are shared and copied when one side writes. Errors: ErrInvalidState (layers of
-// different lengths), ErrCapacity, ErrOutOfMemory.
+// Fork makes a sequence with the same tokens. Both sequences share pages; a page is copied when one of them writes. Errors:
+// ErrInvalidState (layers of different lengths), ErrCapacity, ErrOutOfMemory.
 func (c *Cache) Fork(sequence SequenceID) (SequenceID, error) {
 	var id C.int64_t
 	err := c.call("tandem_sequence_fork", func(cache *C.tandem_cache, err **C.tandem_error) C.int32_t {
@@ -90,7 +90,7 @@ func (c *Cache) Fork(sequence SequenceID) (SequenceID, error) {
 	return SequenceID(id), err
 }
 
-// Sequences returns the ids of the cache's sequences, in the order in which they were made.
+// Sequences returns the ids of the cache's sequences, oldest first.
 func (c *Cache) Sequences() ([]SequenceID, error) {
 	var ids []C.int64_t
 	for {
@@ -116,7 +116,7 @@ func (c *Cache) Sequences() ([]SequenceID, error) {
 	}
 }
 
-// Trim gives memory of the host store back that dropped and truncated sequences have left. It returns how many bytes.
+// Trim frees host-store memory that dropped and truncated sequences have left. It returns the number of bytes.
 func (c *Cache) Trim() (int64, error) {
 	var bytes C.int64_t
 	err := c.call("tandem_cache_trim", func(cache *C.tandem_cache, err **C.tandem_error) C.int32_t {
@@ -125,29 +125,29 @@ func (c *Cache) Trim() (int64, error) {
 	return int64(bytes), err
 }
 
-// Drop lets the pages of the sequence that nobody else holds serve other sequences; Trim gives their memory back.
+// Drop removes the sequence. Pages that no other sequence holds serve other sequences; Trim frees their memory.
 func (c *Cache) Drop(sequence SequenceID) error {
 	return c.call("tandem_sequence_drop", func(cache *C.tandem_cache, err **C.tandem_error) C.int32_t {
 		return C.tandem_sequence_drop(cache, C.int64_t(sequence), err)
 	})
 }
 
-// Reserve takes pages, and state of every session, for nTokens more tokens in every layer. Errors: ErrCapacity, ErrOutOfMemory.
+// Reserve takes pages, and every session's state, for nTokens more tokens in every layer. Errors: ErrCapacity, ErrOutOfMemory.
 func (c *Cache) Reserve(sequence SequenceID, nTokens int64) error {
 	return c.call("tandem_sequence_reserve", func(cache *C.tandem_cache, err **C.tandem_error) C.int32_t {
 		return C.tandem_sequence_reserve(cache, C.int64_t(sequence), C.int64_t(nTokens), err)
 	})
 }
 
-// Truncate keeps the first nTokens tokens of every layer; speculative tokens are given up.
+// Truncate keeps the first nTokens tokens of every layer and drops speculative tokens.
 func (c *Cache) Truncate(sequence SequenceID, nTokens int64) error {
 	return c.call("tandem_sequence_truncate", func(cache *C.tandem_cache, err **C.tandem_error) C.int32_t {
 		return C.tandem_sequence_truncate(cache, C.int64_t(sequence), C.int64_t(nTokens), err)
 	})
 }
 
-// Remove takes tokens first to first + nTokens out. With shiftPositions those of later tokens move down. Errors: ErrUnsupported (a
-// shift of keys that the caller has rotated).
+// Remove takes tokens first to first + nTokens - 1 out. With shiftPositions, the positions of later tokens move down by
+// nTokens. Errors: ErrUnsupported (a shift of keys that the caller has rotated).
 func (c *Cache) Remove(sequence SequenceID, first, nTokens int64, shiftPositions bool) error {
 	var shift C.int32_t
 	if shiftPositions {
@@ -158,8 +158,8 @@ func (c *Cache) Remove(sequence SequenceID, first, nTokens int64, shiftPositions
 	})
 }
 
-// Append appends k [n_tokens, n_kv_heads, k_head_dim] and v [n_tokens, n_kv_heads, v_head_dim] to one layer without attending; v is
-// Tensor{} where it aliases k. Errors: ErrCapacity, ErrOutOfMemory.
+// Append appends k [n_tokens, n_kv_heads, k_head_dim] and v [n_tokens, n_kv_heads, v_head_dim] to one layer without attending.
+// v is Tensor{} where V aliases K. Errors: ErrCapacity, ErrOutOfMemory.
 func (c *Cache) Append(sequence SequenceID, layerIdx int32, k, v Tensor) error {
 	const function = "tandem_sequence_append"
 	if err := firstErr(function, []string{"k", "v"}, &k, &v); err != nil {
@@ -173,8 +173,8 @@ func (c *Cache) Append(sequence SequenceID, layerIdx int32, k, v Tensor) error {
 	})
 }
 
-// AppendX is the same where the layer keeps hidden states: x [n_tokens, hidden_dim], F32, F16 or BF16. Errors: ErrInvalidArgument
-// where it keeps none.
+// AppendX does the same for a layer that keeps hidden states. x is [n_tokens, hidden_dim] of F32, F16 or BF16. Errors:
+// ErrInvalidArgument (the layer keeps no hidden states).
 func (c *Cache) AppendX(sequence SequenceID, layerIdx int32, k, v, x Tensor) error {
 	const function = "tandem_sequence_append_x"
 	if err := firstErr(function, []string{"k", "v", "x"}, &k, &v, &x); err != nil {
@@ -188,8 +188,8 @@ func (c *Cache) AppendX(sequence SequenceID, layerIdx int32, k, v, x Tensor) err
 	})
 }
 
-// ReadX reads hidden states of tokens from first on of one layer back, as many as x has room for. Errors: ErrInvalidArgument where
-// it keeps none.
+// ReadX reads back the hidden states of one layer, from token first on, as many tokens as x has room for. Errors:
+// ErrInvalidArgument (the layer keeps no hidden states).
 func (c *Cache) ReadX(sequence SequenceID, layerIdx int32, first int64, x Tensor) error {
 	const function = "tandem_sequence_read_x"
 	if err := firstErr(function, []string{"x"}, &x); err != nil {
@@ -202,7 +202,7 @@ func (c *Cache) ReadX(sequence SequenceID, layerIdx int32, first int64, x Tensor
 	})
 }
 
-// Read reads tokens from first on of one layer back, as many as k and v have room for; either may be Tensor{}.
+// Read reads back K and V of one layer, from token first on, as many tokens as k and v have room for. Either may be Tensor{}.
 func (c *Cache) Read(sequence SequenceID, layerIdx int32, first int64, k, v Tensor) error {
 	const function = "tandem_sequence_read"
 	if err := firstErr(function, []string{"k", "v"}, &k, &v); err != nil {
@@ -216,7 +216,7 @@ func (c *Cache) Read(sequence SequenceID, layerIdx int32, first int64, k, v Tens
 	})
 }
 
-// Length is the number of committed tokens of one layer.
+// Length returns the number of committed tokens of one layer.
 func (c *Cache) Length(sequence SequenceID, layerIdx int32) (int64, error) {
 	var nTokens C.int64_t
 	err := c.call("tandem_sequence_length", func(cache *C.tandem_cache, err **C.tandem_error) C.int32_t {
@@ -225,7 +225,7 @@ func (c *Cache) Length(sequence SequenceID, layerIdx int32) (int64, error) {
 	return int64(nTokens), err
 }
 
-// Digest is a hash of lengths, positions and stored bytes of every layer.
+// Digest returns a hash of the lengths, positions and stored bytes of every layer.
 func (c *Cache) Digest(sequence SequenceID) (uint64, error) {
 	var digest C.uint64_t
 	err := c.call("tandem_sequence_digest", func(cache *C.tandem_cache, err **C.tandem_error) C.int32_t {
@@ -234,7 +234,7 @@ func (c *Cache) Digest(sequence SequenceID) (uint64, error) {
 	return uint64(digest), err
 }
 
-// Stats says what the cache holds.
+// Stats returns what the cache holds.
 func (c *Cache) Stats() (CacheStats, error) {
 	raw := C.tandem_cache_stats{struct_size: C.sizeof_tandem_cache_stats}
 	err := c.call("tandem_cache_get_stats", func(cache *C.tandem_cache, err **C.tandem_error) C.int32_t {

@@ -15,7 +15,7 @@ import (
 	"unsafe"
 )
 
-// LogLevel is how much a message matters.
+// LogLevel is the severity of a message.
 type LogLevel int32
 
 // The levels of the C ABI.
@@ -25,21 +25,22 @@ const (
 	LogInfo    LogLevel = 3 // all is well
 )
 
-// Log gets the library's messages, while one of its threads waits. It must not call into the library; that it panics, or ends its
-// goroutine, is ignored.
+// Log receives the library's messages. A library thread waits while it runs, so it must not call the library. A panic in Log,
+// or runtime.Goexit, ends only that call of Log.
 type Log func(level LogLevel, message string)
 
-// HostAllocator gives host memory of caches and sessions, from any thread. A panic in Alloc counts as a refusal, one in Free is
-// ignored; neither may end its goroutine.
+// HostAllocator allocates the host memory of caches and sessions. The library calls it from any thread. A panic in Alloc counts
+// as a refusal, a panic in Free is ignored. Neither may end its goroutine.
 type HostAllocator interface {
-	// Alloc returns memory of C, not of Go, of at least bytes bytes aligned to alignment, a power of two; nil: there is none.
+	// Alloc returns C memory, not Go memory: at least bytes bytes, aligned to alignment (a power of two). It returns nil if
+	// there is no memory.
 	Alloc(bytes, alignment uintptr) unsafe.Pointer
-	// Free takes back what Alloc gave for bytes.
+	// Free releases memory that Alloc returned. bytes is the size that Alloc was asked for.
 	Free(data unsafe.Pointer, bytes uintptr)
 }
 
-// table holds what the library calls. C is given a number instead of an address: a call that comes after its entry is gone
-// finds nothing. Numbers are never used twice.
+// table holds the Go callbacks that the library may call. C gets a number instead of an address, so a late call finds no entry.
+// Numbers are never used twice.
 type table[T any] struct {
 	mutex   sync.RWMutex
 	entries map[uintptr]T
@@ -76,15 +77,15 @@ var (
 	listeners  table[*listener]
 )
 
-// outcome is how code of the caller ended.
+// outcome tells how a callback of the caller ended.
 type outcome struct {
 	panics bool
-	value  any  // of the panic
-	exits  bool // by runtime.Goexit, as t.FailNow does
+	value  any  // the panic's value
+	exits  bool // ended by runtime.Goexit, as t.FailNow does
 }
 
-// apart runs code of the caller for the library, whose frames it may not unwind: on a goroutine of its own, since nothing but its end
-// stops Goexit. The caller of apart waits.
+// apart runs a callback for the library, whose C frames must not be unwound. The callback gets its own goroutine, because only
+// the end of a goroutine stops Goexit. apart returns when the callback has ended.
 func apart(body func()) (o outcome) {
 	ended := make(chan struct{})
 	o.exits = true
@@ -97,7 +98,7 @@ func apart(body func()) (o outcome) {
 	return o
 }
 
-// recovered runs body and says what it panicked with: panic(nil) is one too.
+// recovered runs body. It returns true and the panic's value if body panicked; panic(nil) counts as a panic.
 func recovered(body func()) (panics bool, value any) {
 	panics = true
 	defer func() {
@@ -109,7 +110,7 @@ func recovered(body func()) (panics bool, value any) {
 	return false, nil
 }
 
-// goOn does to the goroutine that made the call what its callback did to the one that it ran on.
+// goOn repeats the callback's panic or Goexit on the goroutine that made the call.
 func (o outcome) goOn() {
 	if o.exits {
 		runtime.Goexit()
@@ -119,7 +120,7 @@ func (o outcome) goOn() {
 	}
 }
 
-// listener is the progress callback of a call, and how it ended.
+// listener holds a call's progress callback and how the callback ended.
 type listener struct {
 	progress func(done, total int64)
 	outcome
@@ -138,7 +139,7 @@ func tandemGoProgress(done, total C.int64_t, number C.uintptr_t) C.int32_t {
 	return 0
 }
 
-// logEntry is an entry of logs, removed when the last handle that shares it is released.
+// logEntry is an entry of logs. It is removed when the last handle that shares it is released.
 type logEntry struct {
 	number uintptr
 	owners atomic.Int64
@@ -164,13 +165,13 @@ func (l *logEntry) drop() {
 	}
 }
 
-// Allocator is a HostAllocator as engine options take it. It stays until the process ends: memory may come back as late as the
-// last cache goes.
+// Allocator is a registered HostAllocator, for EngineOptions. It stays registered until the process ends, because memory may be
+// freed as late as the last cache is.
 type Allocator struct {
 	number uintptr
 }
 
-// NewAllocator makes it known to the library.
+// NewAllocator registers the allocator with the library.
 func NewAllocator(allocator HostAllocator) *Allocator {
 	return &Allocator{number: allocators.add(allocator)}
 }
@@ -183,7 +184,7 @@ func tandemGoLog(level C.int32_t, message *C.char, number C.uintptr_t) {
 	}
 }
 
-// contain keeps a panic of an allocator from the library.
+// contain stops a panic of an allocator before it reaches the library.
 func contain() { _ = recover() }
 
 //export tandemGoAlloc

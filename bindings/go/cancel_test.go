@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// A call that is stopped has changed nothing, says why, and goes through when it is made again.
+// A stopped call has changed nothing and returns the reason. The same call then succeeds.
 func TestACallThatIsStopped(t *testing.T) {
 	const n = 3000
 	w := newWorld(t, 100, 1)
@@ -34,14 +34,14 @@ func TestACallThatIsStopped(t *testing.T) {
 	cancel()
 	stopped(session.AttendContext(ctx, args(nil)), "cancel", context.Canceled)
 
-	// By another goroutine, during the call: the callback waits for it.
+	// Another goroutine cancels during the call. The callback waits until it has.
 	ctx, cancel = context.WithCancel(context.Background())
 	called := make(chan struct{}, 1<<20)
 	go func() {
 		<-called
 		cancel()
 	}()
-	forTheFlag := func(done, total int64) { // which a goroutine sets that may have to wait for a core; it is looked at last after this
+	forTheFlag := func(done, total int64) { // time for the goroutine that sets the flag; the last read of the flag follows
 		time.Sleep(5 * time.Millisecond)
 		if done == total {
 			time.Sleep(5 * time.Second)
@@ -66,7 +66,7 @@ func TestACallThatIsStopped(t *testing.T) {
 		check(t, session.Attend(args(func(int64, int64) { panic("as the test wants") })))
 	}()
 
-	// t.FailNow in a callback ends the goroutine that made the call, and nothing else.
+	// t.FailNow in a callback ends the goroutine that made the call, and no other.
 	over, returned := make(chan struct{}), false
 	go func() {
 		defer close(over)

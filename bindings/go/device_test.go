@@ -2,9 +2,9 @@
 
 package tandem
 
-/* Hidden states, offloaded weights and what devices answer. $TANDEM_TEST_MODULE is the path of a device module: libtandem-standin.so of
- * the library's tests, which lives in host memory, or libtandem-cuda.so, where what needs the former is left out. Without it these
- * tests are left out. */
+/* Tests hidden states, offloaded weights and errors of devices. $TANDEM_TEST_MODULE is the path of a device module.
+ * libtandem-standin.so of the library's tests lives in host memory. With libtandem-cuda.so, checks that need the stand-in are
+ * left out. Without the variable all these tests are left out. */
 
 import (
 	"bytes"
@@ -47,7 +47,7 @@ func (m *module) engine(t *testing.T) *Engine {
 	return engine
 }
 
-// shortNumbers are of the kind that bf16 holds.
+// shortNumbers returns numbers that bf16 represents exactly.
 func shortNumbers(n int, seed uint64) []float32 {
 	values := numbers(n, seed)
 	for i := range values {
@@ -72,10 +72,10 @@ func bf16Bytes(values []float32) []byte {
 	return all
 }
 
-// projected is a layer whose keys and values come of hidden states by wK and wV [kvToken, hiddenDim].
+// projected is a layer whose keys and values are made of hidden states by wK and wV [kvToken, hiddenDim].
 type projected struct {
 	wK, wV, bK []float32
-	inBlocks   bool // of weights, not in the projection
+	inBlocks   bool // wK and wV are blocks of Weights, not in the projection
 }
 
 func newProjected() *projected {
@@ -96,7 +96,7 @@ func (p *projected) layer() LayerOptions {
 	return l
 }
 
-// of gives keys and values of hidden states.
+// of computes keys and values from hidden states.
 func (p *projected) of(x []float32) (k, v []float32) {
 	for token := 0; token < len(x)/hiddenDim; token++ {
 		for j := 0; j < kvToken; j++ {
@@ -119,7 +119,7 @@ func (p *projected) cache(t *testing.T, engine *Engine) *Cache {
 
 func hidden(x []float32) Tensor { return Float32s(x, len(x)/hiddenDim, hiddenDim) }
 
-// Appended and attended with their hidden states, which can be read back.
+// Appends and attends tokens with their hidden states, and reads the hidden states back.
 func TestHiddenStatesStayWithTheirTokens(t *testing.T) {
 	p := newProjected()
 	cache := p.cache(t, must(NewEngine(engineOptions())))
@@ -191,7 +191,7 @@ func toBytes(values []float32) []byte {
 	return all
 }
 
-// onDevice is memory of the device with these contents: blocks that stay there.
+// onDevice returns device addresses of these contents, which are resident blocks.
 func onDevice(t *testing.T, engine *Engine, contents ...[]float32) []uintptr {
 	var blocks [][]byte
 	for _, values := range contents {
@@ -207,7 +207,7 @@ func onDevice(t *testing.T, engine *Engine, contents ...[]float32) []uintptr {
 	return addresses
 }
 
-// fromDevice is n values, once there is no NaN among them.
+// fromDevice reads n values. It waits, for at most 20 s, until none of them is NaN.
 func (m *module) fromDevice(from uintptr, n int) []float32 {
 	raw, values := make([]byte, 4*n), make([]float32, n)
 	for end := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
@@ -223,13 +223,12 @@ func (m *module) fromDevice(from uintptr, n int) []float32 {
 	}
 }
 
-// rebuilt is a sequence whose keys outside the window are made of hidden states: what the store has in their place, NaN, is not
-// attended.
+// rebuilt is a sequence whose keys outside the window are made of hidden states. The store has NaN in their place.
 type rebuilt struct {
 	cache    *Cache
 	session  *Session
 	sequence SequenceID
-	at       []uintptr // q, k, v and x of the last token, and o
+	at       []uintptr // addresses of q, k, v and x of the last token, and of o
 	expected []float64 // o
 }
 
@@ -275,11 +274,11 @@ func (r *rebuilt) check(t *testing.T, m *module) {
 	}
 }
 
-// A model's indexer leaves its indices in device memory.
+// The indices of a selection may be in device memory, as a model's indexer leaves them.
 func TestKeysAreNamedInDeviceMemory(t *testing.T) {
 	m := openModule(t)
 	w := newWorldOn(t, m.engine(t), n, 1)
-	q, idx := numbers(qToken, 18), []int32{3, 40, 298, 7, 8, -1} // of two KV heads
+	q, idx := numbers(qToken, 18), []int32{3, 40, 298, 7, 8, -1} // three for each of two KV heads
 	bits := make([]float32, len(idx))
 	for i, key := range idx {
 		bits[i] = math.Float32frombits(uint32(key))
@@ -315,7 +314,7 @@ func TestKeysAreMadeOfHiddenStates(t *testing.T) {
 	refused(t, err, ErrUnsupported, "route", "has no projection")
 }
 
-// By matrices that cross the bus themselves. The session keeps them.
+// Makes keys with matrices that cross the bus themselves. The session keeps the closed weights alive.
 func TestKeysAreMadeByOffloadedWeights(t *testing.T) {
 	m, p := openModule(t), newProjected()
 	engine := m.engine(t)
@@ -343,7 +342,7 @@ func TestKeysAreMadeByOffloadedWeights(t *testing.T) {
 	refused(t, owns.UseWeights(0, others, 0, 1), ErrInvalidHandle, "session", "is closed")
 }
 
-// Who computes, as the planner says: all outside the window crosses the bus where the route says so.
+// With route "stream", the planner sends all keys outside the window over the bus.
 func TestPlansOfCalls(t *testing.T) {
 	m := openModule(t)
 	w := newWorldOn(t, m.engine(t), 300, 1)
@@ -364,7 +363,7 @@ func TestPlansOfCalls(t *testing.T) {
 	refused(t, err, ErrUnsupported, "session", "device")
 }
 
-// Blocks that stay and blocks that cross the bus, round after round, from a device that is late, in two goroutines.
+// Two goroutines, one after the other, read resident and streamed blocks round after round, on a slow device.
 func TestBlocksAreWhatWasGiven(t *testing.T) {
 	m := openModule(t)
 	var blocks [][]byte
@@ -377,7 +376,7 @@ func TestBlocksAreWhatWasGiven(t *testing.T) {
 	}
 	engine := m.engine(t)
 	weights := must(NewWeights(engine, &WeightsOptions{ResidentBytes: 8000}, blocks...))
-	engine.Close() // the weights keep it
+	engine.Close() // the weights keep the engine alive
 	m.SetDelay(50_000)
 	round := func(first int) {
 		got := make([]byte, 4000)
@@ -445,7 +444,7 @@ func TestWeightsThatAreRefused(t *testing.T) {
 	check(t, second.Done())
 }
 
-// Whatever a device answers comes through; afterwards the same call goes through. Some of these codes nobody else gives.
+// Errors of the device reach the caller, and the next call succeeds. Some of these codes come from no other call.
 func TestWhatADeviceAnswers(t *testing.T) {
 	m := openModule(t)
 	if m.Backend() != "standin" {

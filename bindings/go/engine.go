@@ -2,25 +2,25 @@
 
 // Package tandem computes attention over key/value caches larger than the GPU: Go on top of libtandem's C ABI.
 //
-// An Engine owns the processors, a Model the geometry of the layers, a Cache the keys and values of many sequences, a Session how
-// they are attended; Session.Attend is the one call that matters. Names, units and defaults are those of tandem/tandem.h, which
-// says more about each.
+// An Engine owns the processors. A Model holds the geometry of the layers. A Cache holds the keys and values of many sequences.
+// A Session says how they are attended; Session.Attend is the call that does the work. Names, units and defaults are those of
+// tandem/tandem.h, which says more about each.
 //
-// Ownership: objects are closed in any order, as often as one likes; the library counts references, so a session keeps its cache
-// alive and a cache its engine and model. A closed object refuses calls with ErrInvalidHandle, and one that nobody closed goes
-// when the garbage collector finds it.
+// Ownership: close objects in any order and as often as you like. The library counts references, so a session keeps its cache
+// alive, and a cache its engine and model. A closed object refuses calls with ErrInvalidHandle. The garbage collector releases
+// objects that were not closed.
 //
-// Options: zero members are defaults. Where 0 is a value of its own and another number the default, a flag asks for it: NoWindow,
-// ZeroBeta.
+// Options: zero members are defaults. Where 0 is a value of its own and the default is another number, a flag asks for 0:
+// NoWindow, ZeroBeta.
 //
-// Goroutines: Engine, Model, Cache and Weights may be used by any of them at any time. A Session does one call at a time: further
-// ones wait. What belongs together, the calls of a step, is for the caller to keep together. Close may come while calls are under
-// way; what they use goes when they return.
+// Goroutines: any goroutine may use Engine, Model, Cache and Weights at any time. A Session makes one call at a time; further
+// calls wait. The caller keeps the calls of a step together. Close may come during calls; the object is released when they
+// return.
 //
-// Memory: slices are lent to the library for the time of a call; it writes to no others than O, Lse, K and V of Read and the
-// outputs of Merge. A call that attends neither allocates nor copies on this side.
+// Memory: the library borrows slices until the call returns. It writes only to O, Lse, the K, V and x of Read and ReadX, and
+// the outputs of Merge. Attend neither allocates nor copies on the Go side.
 //
-// Errors: each is an *Error with code, field and message. A failing call changes nothing.
+// Errors: each error is an *Error with code, field and message. A failing call changes nothing.
 package tandem
 
 /*
@@ -38,13 +38,13 @@ import (
 	"unsafe"
 )
 
-// Engine owns the processors: the CPU pool and, where one is named, a device backend.
+// Engine owns the processors: the CPU pool and, if Backend is given, a device backend.
 type Engine struct {
 	handle *handle
 }
 
-// NewEngine starts the CPU pool and loads the device backend if one is named. nil: defaults. Errors: ErrNotFound (CPUISA),
-// ErrBackend, ErrSystem (a thread could not be started), ErrOutOfMemory, ErrInvalidArgument.
+// NewEngine starts the CPU pool and loads the device backend, if one is named. options = nil: defaults. Errors: ErrNotFound
+// (CPUISA), ErrBackend, ErrSystem (a thread could not be started), ErrOutOfMemory, ErrInvalidArgument.
 func NewEngine(options *EngineOptions) (*Engine, error) {
 	if err := checkABI(); err != nil {
 		return nil, err
@@ -78,13 +78,13 @@ func (e *Engine) held() *handle {
 
 func (e *Engine) raw() *C.tandem_engine { return (*C.tandem_engine)(e.handle.pointer) }
 
-// Close gives up the engine; caches and sessions keep it alive. It returns nil.
+// Close releases the engine; caches and sessions keep it alive. It returns nil.
 func (e *Engine) Close() error {
 	e.held().close()
 	return nil
 }
 
-// Drain waits until background work has finished; timeout < 0: for ever. Errors: ErrTimeout.
+// Drain waits until background work has finished. timeout < 0: wait for ever. Errors: ErrTimeout.
 func (e *Engine) Drain(timeout time.Duration) error {
 	if err := e.held().use("tandem_engine_drain"); err != nil {
 		return err
@@ -94,7 +94,7 @@ func (e *Engine) Drain(timeout time.Duration) error {
 	return failure(C.tandem_engine_drain(e.raw(), C.int64_t(timeout), &rawErr), rawErr)
 }
 
-// Report gives topology, workers, instruction set and backends as JSON.
+// Report returns topology, workers, instruction set and backends as JSON.
 func (e *Engine) Report() (string, error) {
 	if err := e.held().use("tandem_engine_report"); err != nil {
 		return "", err
@@ -105,12 +105,12 @@ func (e *Engine) Report() (string, error) {
 	})
 }
 
-// State is attention over a set of keys: O [n_tokens, n_heads, head_dim] and Lse [n_tokens, n_heads], f32.
+// State is the result of attention over a set of keys: O [n_tokens, n_heads, head_dim] and Lse [n_tokens, n_heads], f32.
 type State struct {
 	O, Lse Tensor
 }
 
-// Merge merges states over disjoint keys into one, which may be one of them. The states that it reads are copied on their way.
+// Merge merges states over disjoint keys into out, which may be one of them. It copies the input states to C memory first.
 func (e *Engine) Merge(out State, states ...State) error {
 	const function = "tandem_merge"
 	if err := e.held().use(function); err != nil {
@@ -137,7 +137,7 @@ func (e *Engine) Merge(out State, states ...State) error {
 	return failure(result.status, result.error)
 }
 
-// tensor is one whose data has been copied to C.
+// tensor describes t for C. Go memory is copied to C memory first.
 func (a *arena) tensor(t *Tensor) C.tandem_go_tensor {
 	description := t.description
 	if description.n_dims != 0 && description.address == 0 {
@@ -163,7 +163,7 @@ func NewModel(layers ...LayerOptions) (*Model, error) {
 	}
 	a := arena{function: "tandem_model_create"}
 	defer a.free()
-	raw := make([]C.tandem_layer_options, len(layers)+1) // one more, so that there is a first
+	raw := make([]C.tandem_layer_options, len(layers)+1) // one more, so that &raw[0] exists
 	for i := range layers {
 		raw[i] = layers[i].raw(&a)
 	}
@@ -191,16 +191,16 @@ func (m *Model) held() *handle {
 
 func (m *Model) raw() *C.tandem_model { return (*C.tandem_model)(m.handle.pointer) }
 
-// Close gives up the model; caches keep it alive. It returns nil.
+// Close releases the model; caches keep it alive. It returns nil.
 func (m *Model) Close() error {
 	m.held().close()
 	return nil
 }
 
-// NLayers is the number of its layers.
+// NLayers returns the number of layers.
 func (m *Model) NLayers() int { return m.nLayers }
 
-// Version of the loaded library.
+// Version returns the version of the loaded library.
 func Version() (major, minor, patch int) {
 	version := int(C.tandem_version())
 	return version >> 16, version >> 8 & 0xff, version & 0xff
@@ -216,17 +216,17 @@ func names(name func(idx C.int32_t) *C.char) (all []string) {
 	}
 }
 
-// PolicyNames lists the policies.
+// PolicyNames returns the names of the policies.
 func PolicyNames() []string {
 	return names(func(idx C.int32_t) *C.char { return C.tandem_policy_name(idx) })
 }
 
-// CPUISANames lists the instruction sets of this build, best first.
+// CPUISANames returns the instruction sets of this build, best first.
 func CPUISANames() []string {
 	return names(func(idx C.int32_t) *C.char { return C.tandem_cpu_isa_name(idx) })
 }
 
-// CPUISAAvailable says whether this processor has that instruction set.
+// CPUISAAvailable returns whether this processor has the named instruction set.
 func CPUISAAvailable(name string) bool {
 	var a arena
 	defer a.free()

@@ -12,15 +12,15 @@ import (
 	"fmt"
 )
 
-// Code is why a call failed: TANDEM_ERROR_*. It is an error itself, so that errors.Is(err, tandem.ErrBusy) asks an error for it.
+// Code is the reason why a call failed: TANDEM_ERROR_*. It is an error itself, so errors.Is(err, tandem.ErrBusy) works.
 type Code int32
 
 // Each code of the C ABI.
 const (
 	ErrInvalidArgument Code = C.TANDEM_ERROR_INVALID_ARGUMENT // a value is out of range, misaligned, overlapping or inconsistent
-	ErrInvalidHandle   Code = C.TANDEM_ERROR_INVALID_HANDLE   // closed
+	ErrInvalidHandle   Code = C.TANDEM_ERROR_INVALID_HANDLE   // the object is closed
 	ErrInvalidState    Code = C.TANDEM_ERROR_INVALID_STATE    // the object cannot do this now
-	ErrUnsupported     Code = C.TANDEM_ERROR_UNSUPPORTED      // a valid request that nothing here implements
+	ErrUnsupported     Code = C.TANDEM_ERROR_UNSUPPORTED      // a valid request that this build or machine does not implement
 	ErrOutOfMemory     Code = C.TANDEM_ERROR_OUT_OF_MEMORY    // the system or the allocator refused memory
 	ErrCapacity        Code = C.TANDEM_ERROR_CAPACITY         // a cap or a declared maximum would be exceeded
 	ErrBusy            Code = C.TANDEM_ERROR_BUSY             // another session has the sequence in flight
@@ -35,18 +35,18 @@ const (
 	ErrInternal        Code = C.TANDEM_ERROR_INTERNAL         // a bug in Tandem
 )
 
-// Error gives the name: "TANDEM_ERROR_BUSY".
+// Error returns the name of the code: "TANDEM_ERROR_BUSY".
 func (c Code) Error() string {
 	return C.GoString(C.tandem_status_name(C.int32_t(c)))
 }
 
-// Error is a failed call: every error of this package is one. errors.As gives it, errors.Is compares its code.
+// Error describes a failed call. Every error of this package is an *Error: errors.As finds it, errors.Is compares its code.
 type Error struct {
 	Code       Code
-	Field      string // the option or argument that was refused, "" where none applies
+	Field      string // the option or argument that was refused; "" if none applies
 	Message    string // one line that names function, field and value
-	Underlying int64  // errno, CUDA result or other code of the layer below; 0 where none applies
-	cause      error  // of a context
+	Underlying int64  // errno, CUDA result or other code of the layer below; 0 if none applies
+	cause      error  // the context's error, or that of a file operation
 }
 
 func (e *Error) Error() string {
@@ -56,19 +56,19 @@ func (e *Error) Error() string {
 	return e.Message
 }
 
-// Unwrap gives the code.
+// Unwrap returns the code.
 func (e *Error) Unwrap() error { return e.Code }
 
-// Is says that a call which a context has cancelled ended with the context's error too.
+// Is reports whether target matches the cause: the error of the context that cancelled the call, or of the file operation.
 func (e *Error) Is(target error) bool { return e.cause != nil && errors.Is(e.cause, target) }
 
-// refuse is a refusal by this package, before the library is called.
+// refuse returns the error of a check in this package, before the library is called.
 func refuse(function, field, format string, values ...any) *Error {
 	message := function + ": " + field + " " + fmt.Sprintf(format, values...)
 	return &Error{Code: ErrInvalidArgument, Field: field, Message: message}
 }
 
-// failure takes what a call returned, its error object too.
+// failure turns a call's status and error object into an error, and releases the object.
 func failure(status C.int32_t, raw *C.tandem_error) error {
 	if status == C.TANDEM_OK {
 		return nil
@@ -83,7 +83,7 @@ func failure(status C.int32_t, raw *C.tandem_error) error {
 	return err
 }
 
-// text is what a function that fills a buffer says: asked for its size, then for itself.
+// text returns the string that fill writes. It asks for the size first, then for the text.
 func text(fill func(buffer *C.char, bytes C.size_t, needed *C.size_t, err **C.tandem_error) C.int32_t) (string, error) {
 	var needed C.size_t
 	var raw *C.tandem_error

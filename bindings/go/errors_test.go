@@ -2,8 +2,8 @@
 
 package tandem
 
-/* Bad input: code, field and a message that says the value. Each code that can be provoked without a device; not here, but for
- * what errors.Is makes of them: ErrIO and ErrCorrupt, which no call returns yet, ErrDeviceLost, ErrInternal. */
+/* Bad input gives a code, a field and a message with the value. Tests each code that can be provoked without a device or a file.
+ * Tests only errors.Is for ErrIO, ErrCorrupt, ErrDeviceLost and ErrInternal. */
 
 import (
 	"errors"
@@ -289,8 +289,8 @@ func TestAnAllocatorThatPanicsRefuses(t *testing.T) {
 	check(t, w.cache.Reserve(w.sequence, 100_000))
 }
 
-// A selection in the background waits for memory, and a drain does not wait longer than it is told. The tokens are appended by a
-// goroutine of their own, as the append after the one that started the selection waits for it.
+// A background selection waits for memory, and Drain returns after its timeout. Another goroutine appends the tokens, because
+// the append after the one that started the selection waits for it.
 func TestADrainThatTakesTooLong(t *testing.T) {
 	heap, options := newHeap()
 	w := newWorldOn(t, must(NewEngine(options)), 0, 1)
@@ -318,7 +318,7 @@ func TestADrainThatTakesTooLong(t *testing.T) {
 	check(t, w.engine.Drain(-1))
 }
 
-// More threads than there is room for their stacks, in a process of its own whose address space is limited.
+// Starts more threads than there is stack space for, in a process of its own with limited address space.
 func TestThreadsThatCannotBeStarted(t *testing.T) {
 	const variable = "TANDEM_TEST_LIMITED"
 	if os.Getenv(variable) == "" {

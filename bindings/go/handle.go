@@ -10,14 +10,14 @@ import (
 	"unsafe"
 )
 
-// handle is a handle of the library, released once: by Close, or by the garbage collector where that was forgotten, and not
-// before the calls that use it have returned. The library counts its own references, so handles may be closed in any order.
+// handle is a handle of the library, released once: by Close, or by the garbage collector if Close was forgotten. The release
+// waits for calls that use the handle. The library counts its own references, so handles may be closed in any order.
 type handle struct {
-	kind    string // "engine", as the library names the parameter
+	kind    string // the library's name of the parameter: "engine"
 	pointer unsafe.Pointer
 	release func(unsafe.Pointer)
-	log     *logEntry    // as long as any handle made from its engine is there
-	users   atomic.Int64 // calls under way, and one until it is closed; 0: released
+	log     *logEntry    // the engine's log; lives as long as any handle made from that engine
+	users   atomic.Int64 // running calls, plus one until the handle is closed; 0: released
 	closed  atomic.Bool
 }
 
@@ -28,7 +28,7 @@ func newHandle(kind string, pointer unsafe.Pointer, release func(unsafe.Pointer)
 	return h
 }
 
-// held is the handle of an object, h; of one that is nil or that this package has not made, a closed one.
+// held returns h, or a closed handle if h is nil: a nil object, or one that this package has not made.
 func held(h *handle, kind string) *handle {
 	if h != nil {
 		return h
@@ -38,7 +38,7 @@ func held(h *handle, kind string) *handle {
 	return none
 }
 
-// use keeps the handle until done() is called; for a closed one it is an error.
+// use keeps the handle alive until done() is called. It returns an error if the handle is closed.
 func (h *handle) use(function string) error {
 	for !h.closed.Load() {
 		n := h.users.Load()

@@ -12,7 +12,7 @@ import (
 	"sync"
 )
 
-// members leaves out the gaps, which cgo names "_".
+// members returns the fields of a struct without padding, which cgo names "_".
 func members(layout reflect.Type) []reflect.StructField {
 	var fields []reflect.StructField
 	for i := 0; i < layout.NumField(); i++ {
@@ -23,7 +23,8 @@ func members(layout reflect.Type) []reflect.StructField {
 	return fields
 }
 
-// fingerprint is what tandem_abi_fingerprint() hashes: size and member offsets of every struct, FNV-1a over 4 bytes of each.
+// fingerprint computes what tandem_abi_fingerprint() returns: FNV-1a over the size and member offsets of every struct, 4 bytes
+// of each number.
 func fingerprint() uint64 {
 	hash := uint64(0xcbf29ce484222325)
 	add := func(number uintptr) {
@@ -49,7 +50,7 @@ var (
 	abiErr  error
 )
 
-// checkABI refuses a library whose structs are not those of the header that this package was built with.
+// checkABI refuses a library whose structs differ from those of the header that this package was built with.
 func checkABI() error {
 	abiOnce.Do(func() {
 		here, there := fingerprint(), libraryFingerprint(C.TANDEM_VERSION_MINOR)

@@ -28,7 +28,7 @@ func includeFlag(t *testing.T) string {
 	return "-I" + strings.ReplaceAll(strings.TrimSpace(string(directory)), `\`, "")
 }
 
-// What a C program says of the installed header, and what cgo has made of it.
+// Compares what a C program says of the installed header with what cgo has made of it.
 func TestStructsAreTheHeaders(t *testing.T) {
 	var program, expected strings.Builder
 	program.WriteString("#include <stdio.h>\n#include <tandem/tandem.h>\nint main(void) {\n")
@@ -56,7 +56,8 @@ func TestStructsAreTheHeaders(t *testing.T) {
 	}
 }
 
-// Each function and number of the header is used here, each struct is in the table; init functions of calls are the shim's.
+// Every function and constant of the header is used in this package, and every struct is in the table. The init functions of
+// call arguments are the shim's.
 func TestTheHeaderIsCovered(t *testing.T) {
 	include := includeFlag(t)[2:]
 	header := string(must(os.ReadFile(filepath.Join(include, "tandem", "tandem.h"))))

@@ -15,26 +15,26 @@ import (
 
 // Values of options.
 const (
-	RopeCaller       int32 = C.TANDEM_ROPE_CALLER       // keys and queries arrive as they are to be used
-	RopeHalves       int32 = C.TANDEM_ROPE_HALVES       // rotated by the library: dim i pairs with i + RopeDims / 2
-	RopeInterleaved  int32 = C.TANDEM_ROPE_INTERLEAVED  // likewise: dim 2 i pairs with 2 i + 1
-	RotationDefault  int32 = C.TANDEM_ROTATION_DEFAULT  // RotationHadamard for keys in 4 bits where it can be, else RotationNone
-	RotationHadamard int32 = C.TANDEM_ROTATION_HADAMARD // keys are multiplied by a Walsh-Hadamard matrix; queries follow
+	RopeCaller       int32 = C.TANDEM_ROPE_CALLER       // keys and queries arrive ready for use
+	RopeHalves       int32 = C.TANDEM_ROPE_HALVES       // the library rotates: dim i pairs with i + RopeDims / 2
+	RopeInterleaved  int32 = C.TANDEM_ROPE_INTERLEAVED  // the library rotates: dim 2 i pairs with 2 i + 1
+	RotationDefault  int32 = C.TANDEM_ROTATION_DEFAULT  // RotationHadamard for 4-bit keys where possible, else RotationNone
+	RotationHadamard int32 = C.TANDEM_ROTATION_HADAMARD // keys and queries are multiplied by a Walsh-Hadamard matrix
 	RotationNone     int32 = C.TANDEM_ROTATION_NONE
 )
 
-// EngineOptions is how an engine is made. Zero members are defaults.
+// EngineOptions configures an engine. Zero members are defaults.
 type EngineOptions struct {
-	NThreads    int32      // CPU workers, the calling thread included; 0: affinity mask and cgroup quota decide
+	NThreads    int32      // CPU workers, the calling thread included; 0: from the affinity mask and cgroup quota
 	CPUISA      string     // "amx", "avx3", "avx2", ...: exactly this one; "": $TANDEM_CPU_ISA, else the best
 	Backend     string     // device backend, "cuda"; "": none, the CPU does every part
-	BackendPath string     // absolute path of its file, the only one tried
+	BackendPath string     // absolute path of the backend's file; no other file is tried
 	Allocator   *Allocator // host memory of caches and sessions; nil: huge-page-friendly mappings
 	Log         Log        // nil: silent
-	SpinNs      int64      // how long idle workers spin before they sleep; 0: 50 us
-	NoSpin      bool       // they sleep at once; SpinNs is 0
+	SpinNs      int64      // how long idle workers spin before they sleep, in ns; 0: 50 us
+	NoSpin      bool       // idle workers sleep at once; SpinNs is 0
 	NoPinning   bool       // true: the system places workers; false: each is bound to a core
-	MatmulRows  int32      // query rows of a KV head from which a call goes through matrix products; 0: by instruction set; -1: measured
+	MatmulRows  int32      // fewest query rows of a KV head for matrix products in a call; 0: by instruction set; -1: measured
 }
 
 // LayerOptions is the geometry of one layer. Zero members are defaults.
@@ -46,7 +46,7 @@ type LayerOptions struct {
 	VAliasesK           bool      // V is the first VHeadDim dims of K, stored and read once
 	SmScale             float32   // 0: 1 / sqrt(KHeadDim)
 	SoftCap             float32   // 0: off
-	SlidingWindowTokens int64     // 0: off; else a query at position p sees keys at positions > p - this
+	SlidingWindowTokens int64     // 0: off; else a query at position p sees keys at positions > p - SlidingWindowTokens
 	Sinks               []float32 // [NQHeads] learned sink logits; nil: none
 	Rope                int32     // RopeCaller, ...
 	RopeDims            int32     // rotated leading dims, even; 0: KHeadDim
@@ -55,10 +55,10 @@ type LayerOptions struct {
 	RopeInvFreq         []float32 // [RopeDims / 2]; nil: from RopeTheta
 	RopeAttnFactor      float64   // 0: 1
 
-	Projection *Projection // nil: K and V are not to be made of hidden states
+	Projection *Projection // how K and V are made of hidden states; nil: they are not
 }
 
-// arena is C memory for the time of a call: texts and arrays that structs of options point to. Its first error stays.
+// arena is C memory for the time of a call: the strings and arrays that option structs point to. It keeps its first error.
 type arena struct {
 	function string
 	blocks   []unsafe.Pointer
@@ -77,7 +77,7 @@ func (a *arena) bytes(data []byte) unsafe.Pointer {
 	return block
 }
 
-// address is what a tensor of C memory, of which only the number is kept, points to.
+// address turns a C address that was kept as a number into a pointer.
 func (a *arena) address(number C.uintptr_t) unsafe.Pointer { return C.tandem_go_address(number) }
 
 func (a *arena) refuse(field, format string, values ...any) {
@@ -86,7 +86,7 @@ func (a *arena) refuse(field, format string, values ...any) {
 	}
 }
 
-// text is NULL for "".
+// text copies a string to C memory. "" becomes NULL.
 func (a *arena) text(field, text string) *C.char {
 	if text == "" {
 		return nil
@@ -98,7 +98,7 @@ func (a *arena) text(field, text string) *C.char {
 	return (*C.char)(a.bytes(append([]byte(text), 0)))
 }
 
-// texts are names in an array of C, of which "" is NULL.
+// texts copies strings to an array in C memory. "" becomes NULL.
 func (a *arena) texts(field string, texts []string) (**C.char, C.int64_t) {
 	if len(texts) == 0 {
 		return nil, 0
@@ -111,7 +111,7 @@ func (a *arena) texts(field string, texts []string) (**C.char, C.int64_t) {
 	return (**C.char)(block), C.int64_t(len(texts))
 }
 
-// array is a copy of values, of which there must be `expected`; nil: NULL.
+// array copies values to C memory. Their number must be `expected`. nil becomes NULL.
 func array[T ~int32 | ~float32](a *arena, field string, values []T, expected int, what string) unsafe.Pointer {
 	if values == nil {
 		return nil
@@ -126,7 +126,7 @@ func array[T ~int32 | ~float32](a *arena, field string, values []T, expected int
 	return a.bytes(unsafe.Slice((*byte)(unsafe.Pointer(&values[0])), 4*len(values)))
 }
 
-// flags is a byte for each; none: NULL.
+// flags copies flags to C memory, one byte each. No flags become NULL.
 func (a *arena) flags(flags []bool) (*C.uint8_t, C.int64_t) {
 	if len(flags) == 0 {
 		return nil, 0
@@ -149,7 +149,7 @@ type number interface {
 	~int32 | ~int64 | ~float32 | ~float64
 }
 
-// given sets a member whose default, which it has, is not 0: to a value that is not 0, or to 0 where its flag asks for that.
+// given sets *raw, which holds a default other than 0: to value if that is not 0, or to 0 if the flag `zero` asks for it.
 func given[R, V number](a *arena, raw *R, value V, field string, zero bool, flag string) {
 	if zero && value != 0 {
 		a.refuse(field, "= %v with %s", value, flag)

@@ -10,12 +10,13 @@ import (
 	"tandem/internal/cside"
 )
 
-// What a call through Go costs beside one from C, in one process on one session: go test -run XXX -bench . -benchtime 1x. Each call from Go makes
-// its tensors and arguments anew, the C loop makes them once. Answers are compared before anything is timed.
+// Compares the cost of a call through Go with one from C, in one process and on one session: go test -run XXX -bench .
+// -benchtime 1x. Each Go call makes its tensors and arguments anew; the C loop makes them once. Answers are compared before the
+// timing.
 const (
 	keys     = 512
-	nCalls   = 5    // a batch: shorter than a slice of time where others want the processor too
-	nBatches = 4000 // of each, in turns
+	nCalls   = 5    // calls of a batch: shorter than a time slice when other processes want the core
+	nBatches = 4000 // batches of each side, alternating
 	mostNs   = 1000.0
 	nTries   = 4
 )
@@ -42,7 +43,7 @@ func (m *overhead) fromC(n int) int32 {
 	return cside.AttendN(m.session.handle.pointer, int64(m.ids[0]), m.q, m.oC, n)
 }
 
-// newOverhead has compared the answers.
+// newOverhead prepares both sides and compares their answers.
 func newOverhead(t testing.TB) *overhead {
 	w := newWorldOn(t, must(NewEngine(&EngineOptions{NThreads: 1})), keys, 1)
 	m := &overhead{w.session(t, "all"), []SequenceID{w.sequence}, []int64{1}, numbers(qToken, 3), unset(qToken), unset(qToken)}
@@ -61,7 +62,7 @@ func median(values []float64) float64 {
 	return values[len(values)/2]
 }
 
-// medians of batches of both sides, and of their differences.
+// medians returns the medians over batches of both sides, and of their differences, in ns per call.
 func (m *overhead) medians(b *testing.B) (goNs, cNs, difference float64) {
 	timed := func(body func()) float64 {
 		begin := time.Now()
@@ -82,15 +83,15 @@ func (m *overhead) medians(b *testing.B) (goNs, cNs, difference float64) {
 	return median(all[0]), median(all[1]), median(all[2])
 }
 
-// BenchmarkOverhead counts batches of both sides, and fails where a call through Go costs more than mostNs more.
+// BenchmarkOverhead fails if a call through Go costs more than mostNs more than one from C.
 func BenchmarkOverhead(b *testing.B) {
 	m := newOverhead(b)
 	b.ResetTimer()
 	goNs, cNs, difference := m.medians(b)
-	for try := 1; try < nTries && difference > mostNs; try++ { // who shares a core is slower in some, and faster than it is in none
+	for try := 1; try < nTries && difference > mostNs; try++ { // a process that shares the core may spoil a try, but never all
 		goNs, cNs, difference = m.medians(b)
 	}
-	b.ReportMetric(0, "ns/op") // a batch of both: says nothing
+	b.ReportMetric(0, "ns/op") // the time of a batch of both sides, which means nothing
 	b.ReportMetric(goNs, "go-ns/call")
 	b.ReportMetric(cNs, "c-ns/call")
 	b.ReportMetric(difference, "difference-ns/call")
@@ -99,7 +100,7 @@ func BenchmarkOverhead(b *testing.B) {
 	}
 }
 
-// A call that attends allocates nothing on this side.
+// Attend allocates nothing on the Go side.
 func TestACallAllocatesNothing(t *testing.T) {
 	m := newOverhead(t)
 	if allocated := testing.AllocsPerRun(100, func() { check(t, m.fromGo(1)) }); allocated != 0 {

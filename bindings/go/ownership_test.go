@@ -13,9 +13,9 @@ import (
 	"tandem/internal/cside"
 )
 
-// Who keeps whom alive, on which goroutines, and what happens to a panic in a callback.
+// Tests which objects keep others alive, on which goroutines, and what happens to a panic in a callback.
 
-// Every order of closing engine, model, cache and session, with use of what is left after each.
+// Closes engine, model, cache and session in every order, and uses the rest after each.
 func TestTeardownInAnyOrder(t *testing.T) {
 	q := numbers(qToken, 3)
 	for order := 0; order < 24; order++ {
@@ -41,7 +41,7 @@ func TestTeardownInAnyOrder(t *testing.T) {
 	}
 }
 
-// A step that is never ended goes with its session.
+// A step that is never ended ends with its session.
 func TestAForgottenStepEndsWithTheSession(t *testing.T) {
 	w := newWorld(t, 40, 1)
 	session, ids := w.session(t, "all"), []SequenceID{w.sequence}
@@ -52,7 +52,7 @@ func TestAForgottenStepEndsWithTheSession(t *testing.T) {
 	check(t, w.cache.Truncate(w.sequence, 10))
 }
 
-// What nobody closes, the garbage collector does: the log's entry goes with the last handle, and the sequences with their cache.
+// The garbage collector releases forgotten objects: the log's entry with the last handle, the sequences with their cache.
 func TestForgottenObjectsAreCollected(t *testing.T) {
 	before := logs.count()
 	func() {
@@ -80,7 +80,7 @@ func (t *table[T]) count() int {
 	return len(t.entries)
 }
 
-// 64 goroutines on one engine and one cache, each with a session and a sequence of its own, while the collector runs.
+// 64 goroutines share one engine and one cache, each with its own session and sequence, while the collector runs.
 func TestSixtyFourGoroutinesOnOneEngine(t *testing.T) {
 	w := newWorld(t, 200, 1)
 	w.n64(t, 12)
@@ -107,7 +107,7 @@ func (w *world) n64(t *testing.T, nSteps int) {
 					return
 				}
 				k, v = append(k, newK...), append(v, newV...)
-				if i%6 == 5 { // the reference is what takes the time
+				if i%6 == 5 { // not every time: the reference is slow
 					expected, _ := reference(q, k, v)
 					closeTo(t, o, expected)
 					runtime.GC()
@@ -122,7 +122,8 @@ func (w *world) n64(t *testing.T, nSteps int) {
 	group.Wait()
 }
 
-// One session in many goroutines: one call after the other. It is closed while they call: each call is done or refused.
+// Many goroutines share one session: their calls run one after another. It is closed meanwhile, so each call either succeeds or
+// is refused.
 func TestOneSessionInManyGoroutines(t *testing.T) {
 	w := newWorld(t, 200, 1)
 	q := numbers(qToken, 3)
@@ -158,7 +159,7 @@ func TestOneSessionInManyGoroutines(t *testing.T) {
 	}
 }
 
-// heap is the allocator of these tests: libc's, which refuses, waits and panics while it is told to.
+// heap is these tests' allocator: libc's, which can be told to refuse, wait and panic.
 type heap struct {
 	panics, waits, waiting, refusesOthers atomic.Bool
 	nLive                                 atomic.Int64
@@ -194,7 +195,7 @@ func (h *heap) Free(data unsafe.Pointer, bytes uintptr) {
 	panic("is ignored")
 }
 
-// inBackground is whether the library calls from a thread of its own, not from inside a call of the test.
+// inBackground returns whether a thread of the library calls, not a call of the test.
 func inBackground() bool {
 	var callers [64]uintptr
 	frames := runtime.CallersFrames(callers[:runtime.Callers(0, callers[:])])
@@ -209,7 +210,7 @@ func inBackground() bool {
 	}
 }
 
-// evicting is a session that has something to copy with every token: beta = 0 keeps every key.
+// evicting returns a session that copies a key with every token: beta = 0 keeps every key.
 func evicting(w *world) *Session {
 	return must(NewSession(w.cache, &SessionOptions{Policy: "hgca", WindowTokens: 16, NoSinks: true, ZeroBeta: true}))
 }
@@ -218,12 +219,12 @@ func appendOne(t testing.TB, session *Session, sequence SequenceID) {
 	q, k, v, o := numbers(qToken, 3), numbers(kvToken, 4), numbers(kvToken, 5), unset(qToken)
 	args := Attend{Sequences: []SequenceID{sequence}, QLens: []int64{1}, Q: heads(q), K: kv(k), V: kv(v), O: heads(o)}
 	check(t, session.Attend(&args))
-	expected, _ := reference(q, k, v) // equal values everywhere: whatever the weights
+	expected, _ := reference(q, k, v) // all values are equal, so the weights do not matter
 	closeTo(t, o, expected)
 }
 
-// The library logs that the background gets no memory, the log panics or ends its goroutine, calls return; the log goes with the
-// last owner.
+// The background gets no memory and the library logs that. The log panics or ends its goroutine, and calls still return. The
+// log's entry goes with its last owner.
 func TestAPanicInTheLogStaysThere(t *testing.T) {
 	before := logs.count()
 	heap, options := newHeap()
@@ -242,11 +243,11 @@ func TestAPanicInTheLogStaysThere(t *testing.T) {
 	session := evicting(w)
 	w.engine.Close()
 	w.model.Close()
-	w.cache.Close() // the session keeps the log
+	w.cache.Close() // the session keeps the log's entry
 	heap.refusesOthers.Store(true)
 	for end := time.Now().Add(time.Minute); nMessages.Load() < 2 && time.Now().Before(end); {
 		appendOne(t, session, w.sequence)
-		time.Sleep(time.Millisecond) // the background takes the selection
+		time.Sleep(time.Millisecond) // time for the background to make the selection
 	}
 	if nMessages.Load() < 2 || nLevels.Load() != nMessages.Load() || logs.count() != before+1 {
 		t.Fatalf("%d messages, %d of a level, %d logs", nMessages.Load(), nLevels.Load(), logs.count()-before)
@@ -263,7 +264,7 @@ func TestAPanicInTheLogStaysThere(t *testing.T) {
 	}
 }
 
-// A call that comes after its entry is gone finds nothing.
+// A callback that comes after its entry was removed finds nothing.
 func TestLateCallsFindNothing(t *testing.T) {
 	entry := newLogEntry(func(LogLevel, string) { t.Error("too late") }).share()
 	entry.drop()

@@ -7,7 +7,7 @@ package tandem
 */
 import "C"
 
-// PatternKinds are kinds of patterns, united by |.
+// PatternKinds is a set of pattern kinds, joined by |.
 type PatternKinds uint32
 
 // Each kind of the C ABI.
@@ -18,16 +18,17 @@ const (
 	PatternBlockSparse   PatternKinds = C.TANDEM_PATTERN_BLOCK_SPARSE   // blocks of 64 tokens, chosen by mean logits
 )
 
-// Tokens by which calls with several queries of a sequence go.
+// Token counts of calls with several queries in a sequence.
 const (
-	PatternBlock int64 = C.TANDEM_PATTERN_BLOCK // queries that attend the same keys of a query head
-	PatternChunk int64 = C.TANDEM_PATTERN_CHUNK // queries for which columns and diagonals are chosen at once
+	PatternBlock int64 = C.TANDEM_PATTERN_BLOCK // queries that share the attended keys of a query head
+	PatternChunk int64 = C.TANDEM_PATTERN_CHUNK // queries for which columns and diagonals are chosen together
 	PatternUnit  int64 = C.TANDEM_PATTERN_UNIT  // keys that are named together
 )
 
-// HeadPattern is which keys the queries of an append attend in one query head. Sizes of kinds that the head does not have are 0.
+// HeadPattern says which keys the queries of an append attend in one query head. Sizes of kinds that the head does not have are
+// 0.
 type HeadPattern struct {
-	Kinds          PatternKinds // the head attends what any of them names; 0: PatternFull
+	Kinds          PatternKinds // the head attends the keys that any of them names; 0: PatternFull
 	SinkTokens     int64        // PatternAShape
 	WindowTokens   int64        // PatternAShape, 1 or more
 	VerticalTokens int64        // PatternVerticalSlash
@@ -35,22 +36,22 @@ type HeadPattern struct {
 	NBlocks        int64        // PatternBlockSparse
 }
 
-// Patterns are what heads attend under policy "patterns": SessionOptions.Patterns.
+// Patterns says what heads attend under policy "patterns": SessionOptions.Patterns.
 type Patterns struct {
-	Layers [][]HeadPattern // a pattern for each query head, of each layer
-	// Keys further from their query are attended as if they were at this distance; 0: no limit. The library applies RoPE then, and
-	// all heads are PatternAShape alone.
+	Layers [][]HeadPattern // one pattern for each query head of each layer
+	// Keys farther from their query are attended as if at this distance; 0: no limit. The limit needs library RoPE and heads of
+	// kind PatternAShape alone.
 	MaxDistance int64
 }
 
-// PatternFileOptions is how a file of head patterns is read. Zero members are defaults.
+// PatternFileOptions says how a file of head patterns is read. Zero members are defaults.
 type PatternFileOptions struct {
 	GroupSize     int64   // query heads of a KV head, for files of gates; 0: 1
-	Threshold     float64 // gates from this on are of PatternFull heads; 0: the median of the file's gates
-	ZeroThreshold bool    // all gates are; Threshold is 0
-	SinkTokens    int64   // of the other heads; 0: 128
-	NoSinks       bool    // they have no first tokens; SinkTokens is 0
-	WindowTokens  int64   // likewise; 0: 256
+	Threshold     float64 // heads with a gate of at least this are PatternFull; 0: the median of the file's gates
+	ZeroThreshold bool    // the threshold is 0; Threshold is 0
+	SinkTokens    int64   // sinks of the other heads; 0: 128
+	NoSinks       bool    // the other heads have no sinks; SinkTokens is 0
+	WindowTokens  int64   // window of the other heads; 0: 256
 }
 
 func (o *PatternFileOptions) raw(a *arena) C.tandem_pattern_file_options {
@@ -68,8 +69,8 @@ func (o *PatternFileOptions) raw(a *arena) C.tandem_pattern_file_options {
 	return raw
 }
 
-// ReadPatterns reads a file: JSON as MInference publishes it, or gates as DuoAttention publishes them. nil: defaults. Errors: ErrIO
-// (path), ErrInvalidArgument (path: the message names layer and head, or the line; an option).
+// ReadPatterns reads a file of head patterns: JSON as MInference publishes it, or gates as DuoAttention publishes them. options
+// = nil: defaults. Errors: ErrIO (path), ErrInvalidArgument (path: the message names layer and head, or the line; an option).
 func ReadPatterns(path string, options *PatternFileOptions) (*Patterns, error) {
 	a := arena{function: "tandem_patterns_read"}
 	defer a.free()
@@ -79,7 +80,7 @@ func ReadPatterns(path string, options *PatternFileOptions) (*Patterns, error) {
 	}
 	var heads []C.tandem_head_pattern
 	var nHeads, nLayers C.int64_t
-	for read := false; !read || int(nHeads) > len(heads); read = true { // the second time with room for all, unless the file grows
+	for read := false; !read || int(nHeads) > len(heads); read = true { // the second round has room for all, unless the file grows
 		heads = arrayOf[C.tandem_head_pattern](&a, int(nHeads))
 		var first *C.tandem_head_pattern
 		for i := range heads {
@@ -121,7 +122,7 @@ func (h *HeadPattern) put(raw *C.tandem_head_pattern) {
 	raw.n_blocks = C.int64_t(h.NBlocks)
 }
 
-// raw is in C memory, as all that it points to.
+// raw copies the patterns to C memory, with everything that they point to.
 func (p *Patterns) raw(a *arena) *C.tandem_patterns {
 	if p == nil {
 		return nil

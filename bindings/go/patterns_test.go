@@ -11,11 +11,11 @@ import (
 	"unsafe"
 )
 
-// What is read of files of head patterns, what the library is given, and what is refused.
+// Tests reading files of head patterns, the patterns that the library gets, and refusals.
 
 var full = HeadPattern{Kinds: PatternFull}
 
-// patternFile has the text for the time of a test.
+// patternFile writes text to a file that exists until the test ends.
 func patternFile(t *testing.T, text string) string {
 	path := filepath.Join(t.TempDir(), "patterns")
 	check(t, os.WriteFile(path, []byte(text), 0o600))

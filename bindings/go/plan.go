@@ -9,55 +9,55 @@ import "C"
 
 import "errors"
 
-// MemoryPlan is what a cache with one session will hold.
+// MemoryPlan is the memory that a cache with one session will hold, and what decode steps will read, in bytes.
 type MemoryPlan struct {
 	HostKVBytes          int64 // pages of K and V, and of hidden states
 	HostSessionBytes     int64 // MAW and selection tables of one session
-	SelectionMaxBytes    int64 // upper bound
-	DeviceWindowBytes    int64 // windows, for calls of one query a sequence: as many pages as the tokens fill
-	DeviceWorkBytes      int64 // states, descriptors, work space, for the same calls
+	SelectionMaxBytes    int64 // selected keys, upper bound
+	DeviceWindowBytes    int64 // windows of calls with one query a sequence: as many pages as the tokens fill
+	DeviceWorkBytes      int64 // states, descriptors and work space of the same calls
 	KVTokenBytes         int64 // K and V of one token in all layers
-	SharedBytes          int64 // pinned host memory through which device and host hand over
+	SharedBytes          int64 // pinned host memory for the handshake of device and host
 	DeviceStreamBytes    int64 // buffers of a session that may stream or rebuild keys
 	DeviceWeightsBytes   int64 // projections of the route "recompute"
 	XTokenBytes          int64 // hidden states of one token in all layers
-	DeviceWindowMaxBytes int64 // windows once each sequence has filled its own
+	DeviceWindowMaxBytes int64 // windows once every sequence has filled its window
 	JudgedKVBytes        int64 // not held, but read: by the stages of policy "hip" in a decode step, on average
-	JudgedFirstBytes     int64 // of these, by first stages
-	JudgedMaxBytes       int64 // in a step in which all stages run
+	JudgedFirstBytes     int64 // the part of JudgedKVBytes that first stages read
+	JudgedMaxBytes       int64 // the same as JudgedKVBytes for a step in which all stages run
 }
 
-// CacheStats is what a cache holds.
+// CacheStats tells what a cache holds.
 type CacheStats struct {
 	NSequences         int64
-	NPagesUsed         int64 // held by at least one sequence
-	NPagesShared       int64 // held by more than one
+	NPagesUsed         int64 // pages held by at least one sequence
+	NPagesShared       int64 // pages held by more than one sequence
 	HostKVBytes        int64 // pages allocated
 	HostSessionBytes   int64
 	SelectionBytes     int64
-	HostPeakBytes      int64 // most ever in use at once: what HostCapBytes bounds
+	HostPeakBytes      int64 // largest use so far, which HostCapBytes bounds
 	DeviceWindowBytes  int64
 	DeviceWorkBytes    int64
-	DevicePeakBytes    int64 // most ever in use at once: what DeviceCapBytes bounds
+	DevicePeakBytes    int64 // largest use so far, which DeviceCapBytes bounds
 	DeviceStreamBytes  int64 // buffers of sessions that stream or rebuild keys
 	PinnedBytes        int64 // pages pinned for streams
 	DeviceWeightsBytes int64 // projections in device memory
 }
 
-// SessionStats is sums since the session was created.
+// SessionStats holds sums since the session was created.
 type SessionStats struct {
 	NAttends            int64 // calls
 	NQueryTokens        int64 // queries, per layer
 	ResidentKVBytesRead int64 // K and V read by attention inside the window
-	HostKVBytesRead     int64 // outside it
+	HostKVBytesRead     int64 // K and V read outside the window
 	DenseKVBytes        int64 // what policy "all" would have read in the same calls
-	EvictedTokens       int64 // per layer
+	EvictedTokens       int64 // tokens that left the window, per layer
 	NRefreshes          int64 // selections made
-	SelectedKeys        int64 // now, over layers, sequences and KV heads
-	HostKeys            int64 // now: what they were selected from
+	SelectedKeys        int64 // keys selected now, over layers, sequences and KV heads
+	HostKeys            int64 // keys outside the window now, sinks not counted
 	AttendNs            int64
 	RefreshNs           int64
-	RefreshWaitNs       int64 // attend calls on host tensors waiting for the background
+	RefreshWaitNs       int64 // time that attend calls on host tensors waited for background work
 	NDeviceAttends      int64
 	NHostParts          int64
 	HostPartNs          int64
@@ -65,21 +65,21 @@ type SessionStats struct {
 	FilledKVBytes       int64
 	NStreamParts        int64 // parts outside the window that the device computed
 	StreamPartNs        int64
-	StreamedKVBytes     int64 // K and V that crossed the bus for these
-	NJointParts         int64 // of these parts, those of which the CPU computed some keys
-	HostPartTokens      int64 // keys that the CPU attended, where a policy attends all
+	StreamedKVBytes     int64 // K and V that crossed the bus for these parts
+	NJointParts         int64 // of these parts, those with keys that the CPU attended
+	HostPartTokens      int64 // keys that the CPU attended under policies that attend all keys
 	StreamPartTokens    int64 // keys that crossed the bus
-	NPlannedParts       int64 // parts of which the engine knew what they would take
-	PredictedPartNs     int64 // that
-	PlannedPartNs       int64 // and what they took
-	StreamedXBytes      int64 // and hidden states, of which K and V were made on the device
-	JudgedKVBytes       int64 // K, and bounds of K, that policy "hip" read to choose keys; on a device at most
-	PatternPairs        int64 // pairs of a query and a key, query head by query head, that appends under "patterns" attended
-	PatternDensePairs   int64 // what policy "all" would have attended in the same calls
+	NPlannedParts       int64 // parts whose time the engine could predict
+	PredictedPartNs     int64 // their predicted time
+	PlannedPartNs       int64 // their measured time
+	StreamedXBytes      int64 // hidden states that crossed the bus, from which the device made K and V
+	JudgedKVBytes       int64 // K, and bounds of K, that policy "hip" read to choose keys; on a device an upper bound
+	PatternPairs        int64 // (query, key) pairs that appends under "patterns" attended, summed over query heads
+	PatternDensePairs   int64 // pairs that policy "all" would have attended in the same calls
 }
 
-// PlanMemory plans sequences of kvLens tokens without allocating anything. nil: default options. ErrCapacity, where a cap is
-// exceeded, comes with the plan all the same; further errors are those of making the cache and the session.
+// PlanMemory plans sequences of kvLens tokens without allocating memory. nil options: defaults. If a cap is exceeded, it
+// returns both the plan and ErrCapacity. Other errors are those of NewCache and NewSession.
 func (e *Engine) PlanMemory(model *Model, cache *CacheOptions, session *SessionOptions, kvLens ...int64) (MemoryPlan, error) {
 	const function = "tandem_plan_memory"
 	if err := e.held().use(function); err != nil {
@@ -121,7 +121,7 @@ func (e *Engine) PlanMemory(model *Model, cache *CacheOptions, session *SessionO
 	}, err
 }
 
-// Report is the plan as JSON.
+// Report returns the plan as JSON.
 func (p MemoryPlan) Report() (string, error) {
 	raw := C.tandem_memory_plan{
 		struct_size:             C.sizeof_tandem_memory_plan,
@@ -145,8 +145,8 @@ func (p MemoryPlan) Report() (string, error) {
 	})
 }
 
-// Supports is nil when the engine can serve such a layer, cache and session (nil: not asked about), else what making them would
-// return.
+// Supports returns nil if the engine can serve the layer, cache and session, else the error that creating them would return. A
+// nil argument is not checked.
 func (e *Engine) Supports(layer *LayerOptions, cache *CacheOptions, session *SessionOptions) error {
 	const function = "tandem_supports"
 	if err := e.held().use(function); err != nil {
@@ -168,29 +168,30 @@ func (e *Engine) Supports(layer *LayerOptions, cache *CacheOptions, session *Ses
 	return failure(C.tandem_supports(e.raw(), rawLayer, rawCache, rawSession, &why), why)
 }
 
-// RoutePlan is who will compute over the keys of a call on device tensors, and what that takes. Times end where an engine has ended,
-// counted from when the call's queries are there, with CPU and bus as slow as they make each other; 0 where nothing is known.
+// RoutePlan says which processor will attend the keys of a call on device tensors, and how long that takes. Times run from the
+// arrival of the call's queries to the end of each processor's work. They include the slowdown of CPU and bus by each other. 0:
+// nothing is known.
 type RoutePlan struct {
-	ResidentTokens int64 // in windows, those of the call among them
-	HostTokens     int64 // attended by the CPU
-	StreamTokens   int64 // whose K and V cross the bus
-	HostBytes      int64 // K and V of the CPU's
-	StreamBytes    int64 // K and V of those that cross the bus
-	HostNs         int64 // the CPU
-	BusNs          int64 // the bus, with what it brings before the queries are there, as in the session's last such calls
-	DeviceNs       int64 // the device: rebuilt keys, long appends (by a trial of their kernels); 0 where it hides behind the bus
-	TotalNs        int64 // the last of them, without what the bus brings before
-	HostAloneNs    int64 // if the CPU had all keys outside the windows
-	StreamAloneNs  int64 // if the bus had
+	ResidentTokens int64 // keys in windows, the call's own included
+	HostTokens     int64 // keys that the CPU attends
+	StreamTokens   int64 // keys whose K and V cross the bus
+	HostBytes      int64 // K and V of HostTokens
+	StreamBytes    int64 // K and V of StreamTokens
+	HostNs         int64 // time of the CPU
+	BusNs          int64 // time of the bus, with transfers before the queries arrive, as in the session's last such calls
+	DeviceNs       int64 // device: rebuilt keys, long appends (by a trial of their kernels); 0 if hidden behind the bus
+	TotalNs        int64 // the end of the last one, without transfers before the queries arrive
+	HostAloneNs    int64 // time if the CPU attended all keys outside the windows
+	StreamAloneNs  int64 // time if all these keys crossed the bus
 
-	RecomputeTokens  int64 // whose hidden states cross the bus; the device makes K and V of them
-	RecomputeBytes   int64 // of hidden states
-	RecomputeAloneNs int64 // if the device made all such keys; the bus alone where that has not been measured; 0: no hidden states
+	RecomputeTokens  int64 // keys whose hidden states cross the bus; the device makes K and V of them
+	RecomputeBytes   int64 // hidden states of RecomputeTokens
+	RecomputeAloneNs int64 // time if the device made all such keys; of the bus alone if not measured; 0: no hidden states
 }
 
-// Plan is that of the next such call, by what the engine has measured; where it has not, it measures. kvLens: tokens of each sequence,
-// those of the call among them; qLens: how many these are; nil: 1 each. Errors: ErrInvalidArgument, ErrUnsupported (no device; a
-// policy that does not attend all keys), ErrCapacity, ErrOutOfMemory.
+// Plan returns the plan of the next such call, from what the engine has measured. It measures what is missing. kvLens counts
+// each sequence's tokens, the call's included. qLens counts the call's; nil: 1 each. Errors: ErrInvalidArgument, ErrUnsupported
+// (no device; a policy that does not attend all keys), ErrCapacity, ErrOutOfMemory.
 func (s *Session) Plan(layerIdx int32, kvLens, qLens []int64) (RoutePlan, error) {
 	const function = "tandem_plan"
 	if qLens != nil && len(qLens) != len(kvLens) {
@@ -222,7 +223,7 @@ func (s *Session) Plan(layerIdx int32, kvLens, qLens []int64) (RoutePlan, error)
 	}, failure(status, rawErr)
 }
 
-// Report is the plan as JSON.
+// Report returns the plan as JSON.
 func (p RoutePlan) Report() (string, error) {
 	raw := C.tandem_route_plan{
 		struct_size:     C.sizeof_tandem_route_plan,

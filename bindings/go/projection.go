@@ -18,25 +18,25 @@ const (
 	WeightsOutIn int32 = C.TANDEM_WEIGHTS_OUT_IN // [n_kv_heads * head_dim, hidden_dim], as checkpoints have them
 )
 
-// Projection is how keys and values of a layer come from the hidden states x of its tokens, for the route "recompute":
-// k = rotate(norm(x) WK + BK), v = norm(x) WV + BV. It is to be what the caller's model does. What is in slices is copied when a
-// model is made; matrices in device memory stay as they are while the model, or a cache or session of it, lives.
+// Projection says how keys and values of a layer come from the hidden states x of its tokens, for the route "recompute": k =
+// rotate(norm(x) WK + BK), v = norm(x) WV + BV. It must match the caller's model. Slices are copied when the model is made.
+// Matrices in device memory must stay unchanged while the model, or a cache or session of it, lives.
 type Projection struct {
-	HiddenDim  int32     // of x; a multiple of 8 up to 65,536
-	WType      Dtype     // F16 or BF16 where WK and WV are none; else 0, or theirs
+	HiddenDim  int32     // length of x; a multiple of 8 up to 65,536
+	WType      Dtype     // F16 or BF16 if WK and WV are none; else 0, or their type
 	WOrder     int32     // WeightsInOut, ...
 	Norm       int32     // NormNone, ...
 	NormEps    float32   // 0: 1e-5
-	KRope      int32     // how the caller rotates keys: RopeCaller: not at all; else with RopeDims, RopeTheta, ... of the layer
-	WK         Tensor    // F16 or BF16, contiguous, with two dimensions as WOrder says; none, with WV: Session.UseWeights says where
-	WV         Tensor    // likewise, of the same type and in the same memory
+	KRope      int32     // how the caller rotates keys, by the layer's RopeDims, RopeTheta, ...; RopeCaller: not at all
+	WK         Tensor    // F16 or BF16, contiguous, two dimensions in WOrder; WK and WV none: Session.UseWeights gives them
+	WV         Tensor    // the same; same type and same memory as WK
 	BK         []float32 // [n_kv_heads * k_head_dim] or nil
 	BV         []float32 // [n_kv_heads * v_head_dim] or nil
 	NormWeight []float32 // [HiddenDim]; nil: ones
 	NormBias   []float32 // [HiddenDim] or nil; with NormLayer only
 }
 
-// given is the first matrix that is there; nil: both are blocks of weights.
+// given returns the first matrix that is given, or nil if both are blocks of Weights.
 func (p *Projection) given() *Tensor {
 	for _, w := range []*Tensor{&p.WK, &p.WV} {
 		if w.description.n_dims != 0 {
@@ -46,7 +46,7 @@ func (p *Projection) given() *Tensor {
 	return nil
 }
 
-// wType is what both matrices are of.
+// wType returns the element type of both matrices.
 func (p *Projection) wType(a *arena) C.int32_t {
 	given := p.given()
 	if given == nil {
@@ -58,7 +58,7 @@ func (p *Projection) wType(a *arena) C.int32_t {
 	return given.description.dtype
 }
 
-// matrix is the address of w, which has as many columns for its head as are said.
+// matrix checks w, whose output dimension is `columns`, and returns its address.
 func (p *Projection) matrix(a *arena, name string, w *Tensor, columns int64) unsafe.Pointer {
 	if w.err != nil {
 		a.refuse(name, "is refused: %v", w.err)
@@ -66,7 +66,7 @@ func (p *Projection) matrix(a *arena, name string, w *Tensor, columns int64) uns
 	}
 	d := &w.description
 	if d.n_dims == 0 {
-		return nil // which the library refuses where the other is given
+		return nil // the library refuses this if the other matrix is given
 	}
 	shape := [2]int64{int64(p.HiddenDim), columns}
 	if p.WOrder == WeightsOutIn {
@@ -84,7 +84,7 @@ func (p *Projection) matrix(a *arena, name string, w *Tensor, columns int64) uns
 	return a.address(copied.address)
 }
 
-// raw is in C memory, as all that it points to.
+// raw copies the projection to C memory, with everything that it points to.
 func (p *Projection) raw(a *arena, layer *LayerOptions) *C.tandem_layer_projection {
 	if p == nil {
 		return nil

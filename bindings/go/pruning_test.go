@@ -7,13 +7,13 @@ import (
 	"testing"
 )
 
-// Policy "hip" against double precision, against "all", and what of its options is refused.
+// Compares policy "hip" with double precision and with "all", and tests which options are refused.
 const (
 	nPruned = 3000
-	needle  = 1234 // outside of sinks and window
+	needle  = 1234 // a token outside of sinks and window
 )
 
-// pruningRecord is 16 sinks, a window of 64 tokens, and as many others as are said, in chunks of 8.
+// pruningRecord attends 16 sinks, a window of 64 tokens, and keepTokens others in chunks of 8.
 func pruningRecord(keepTokens int64) PruningRecord {
 	return PruningRecord{SinkTokens: 16, WindowTokens: 64,
 		Stages: []PruningStage{{Judge: JudgeBounds, ChunkTokens: 8, KeepTokens: keepTokens}}}
@@ -25,7 +25,7 @@ func pruningSession(w *world, policy string, pruning *Pruning) (*Session, error)
 	return NewSession(w.cache, &SessionOptions{Policy: policy, Pruning: pruning})
 }
 
-// firstHeads are the first query heads of the groups.
+// firstHeads returns the first query head of each group.
 func firstHeads[T any](all []T) (first []T) {
 	for head := 0; head < kvHeads; head++ {
 		first = append(first, all[head*qToken/kvHeads:][:dim]...)
@@ -33,11 +33,11 @@ func firstHeads[T any](all []T) (first []T) {
 	return first
 }
 
-// pruned is the last query, what it has attended, and all keys and values.
+// pruned holds the last query, its output, and all keys and values.
 type pruned struct{ q, o, k, v []float32 }
 
-// appendAndDecode appends nPruned tokens to a sequence of its own, then one more. The key of the token needle is a multiple of the
-// last query's first head in each group.
+// appendAndDecode appends nPruned tokens to a new sequence, then one more. In each group, the key of token `needle` is a
+// multiple of the last query's first head.
 func appendAndDecode(t *testing.T, w *world, session *Session) pruned {
 	t.Helper()
 	sequence := must(w.cache.CreateSequence())
@@ -85,7 +85,7 @@ func TestRecordsThatKeepEverythingAttendAsAllDoes(t *testing.T) {
 	}
 	for _, pruning := range []*Pruning{
 		{Decode: records(pruningRecord(4096)), Append: records(pruningRecord(4096))},
-		{Preset: "3k", SharedLists: true}, // which keeps 4096 tokens in a model's first layers
+		{Preset: "3k", SharedLists: true}, // keeps 4096 tokens in a model's first layers
 	} {
 		session := must(pruningSession(w, "hip", pruning))
 		defer session.Close()
@@ -142,7 +142,7 @@ func TestPruningThatIsRefused(t *testing.T) {
 	inDecode("to_tokens", "= 9", func(s *PruningStage) { s.FromTokens, s.ToTokens = 9, 9 })
 }
 
-// Zero members are what the library's functions fill in, but where 0 has a meaning of its own.
+// Zero members give the defaults of the library's init functions, except where 0 has a meaning of its own.
 func TestPruningsDefaultsAreTheLibrarys(t *testing.T) {
 	var a arena
 	defer a.free()

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// The README's program is examples/smallest, which go_test.sh runs in a module of its own.
+// The README's program is examples/smallest. go_test.sh runs it in a module of its own.
 func TestReadmeShowsTheSmallestExample(t *testing.T) {
 	readme := string(must(os.ReadFile("README.md")))
 	example := string(must(os.ReadFile(filepath.Join("examples", "smallest", "main.go"))))

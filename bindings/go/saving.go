@@ -19,21 +19,21 @@ import (
 	"unsafe"
 )
 
-// SaveOptions is what is saved beside the rows of a sequence. Zero members: nothing.
+// SaveOptions says what is saved beside the rows of a sequence. Zero members: nothing.
 type SaveOptions struct {
-	Session *Session          // of the cache: what it has learned of the sequence is saved too
-	ModelID uint64            // a number for the model's weights, which a load compares
-	Blobs   map[string][]byte // more bytes, by their names
+	Session *Session          // a session of the cache; what it has learned of the sequence is saved too
+	ModelID uint64            // a number for the model's weights; Load compares it
+	Blobs   map[string][]byte // more bytes, by name
 }
 
-// LoadOptions is what is taken of a saved sequence beside its rows. Zero members: nothing.
+// LoadOptions says what is taken from a saved sequence beside its rows. Zero members: nothing.
 type LoadOptions struct {
-	Session *Session          // of the cache: gets what the session that was saved had learned; nil: that is read over
-	ModelID uint64            // that of the save
-	Blobs   map[string][]byte // gets the blobs; nil: they are read over
+	Session *Session          // a session of the cache that gets what the saved session had learned; nil: that is skipped
+	ModelID uint64            // the number that was saved
+	Blobs   map[string][]byte // receives the blobs; nil: they are skipped
 }
 
-// file is a reader or writer that the library calls, and how it failed.
+// file is a reader or writer that the library calls, and how that failed.
 type file struct {
 	writer io.Writer
 	reader io.Reader
@@ -44,16 +44,16 @@ type file struct {
 
 var (
 	files  table[*file]
-	nParts atomic.Int64 // files that were begun beside others
+	nParts atomic.Int64 // number of temporary files so far, for their names
 )
 
-// run runs code of the caller for the library; false where it has failed.
+// run runs a callback of the caller for the library. It returns false if the callback failed.
 func (f *file) run(body func() error) bool {
 	f.outcome = apart(func() { f.err = body() })
 	return f.err == nil && !f.panics && !f.exits
 }
 
-// failed is why a call has failed that used the file.
+// failed returns the error of a call that used the file. The callback's own error comes first.
 func (f *file) failed(function, field string, err error) error {
 	f.goOn()
 	if err == nil || f.err == nil {
@@ -62,7 +62,7 @@ func (f *file) failed(function, field string, err error) error {
 	return ioError(function, field, f.err)
 }
 
-// ioError is what a file operation says; errors.Is asks it for the cause too, as for fs.ErrNotExist.
+// ioError wraps the error of a file operation. errors.Is also finds the cause, as fs.ErrNotExist.
 func ioError(function, field string, cause error) error {
 	err := &Error{Code: ErrIO, Field: field, Message: function + ": " + field + ": " + cause.Error(), cause: cause}
 	var number syscall.Errno
@@ -117,7 +117,7 @@ func tandemGoBlob(name *C.char, data unsafe.Pointer, bytes C.int64_t, number C.u
 	return 0
 }
 
-// sessionOf keeps the session until the returned function is called.
+// sessionOf keeps the session open until the returned function is called.
 func sessionOf(session *Session, function string) (*C.tandem_session, func(), error) {
 	if session == nil {
 		return nil, func() {}, nil
@@ -128,7 +128,7 @@ func sessionOf(session *Session, function string) (*C.tandem_session, func(), er
 	return (*C.tandem_session)(session.handle.pointer), session.handle.done, nil
 }
 
-// raw is an array of blobs in C memory, sorted by their names.
+// rawBlobs copies blobs to an array in C memory, sorted by name.
 func rawBlobs(a *arena, blobs map[string][]byte) *C.tandem_saved_blob {
 	if len(blobs) == 0 {
 		return nil
@@ -150,10 +150,10 @@ func rawBlobs(a *arena, blobs map[string][]byte) *C.tandem_saved_blob {
 	return (*C.tandem_saved_blob)(block)
 }
 
-// Save writes a sequence, all layers of which have the same length, to a file. The path is the old file, or none, until the new one is
-// whole and on the disk: it is written under another name beside it (.part), which stays behind where the process is killed. Other
-// sequences can be used meanwhile. nil: the rows alone. Errors: ErrIO (errors.Is asks it for what the system said), ErrBusy,
-// ErrInvalidState.
+// Save writes a sequence to a file. All its layers must have the same length. Save first writes a temporary file (.part) beside
+// the path, flushes it to disk and then renames it. So the path holds the old file, or none, until the new one is complete. If
+// the process is killed, the .part file stays. Other sequences can be used meanwhile. options = nil: the rows alone. Errors:
+// ErrIO (errors.Is also finds the system's error), ErrBusy, ErrInvalidState.
 func (c *Cache) Save(sequence SequenceID, path string, options *SaveOptions) error {
 	const function = "tandem_sequence_save"
 	name := fmt.Sprintf("%s.%d.%d.part", path, os.Getpid(), nParts.Add(1))
@@ -161,7 +161,7 @@ func (c *Cache) Save(sequence SequenceID, path string, options *SaveOptions) err
 	if err != nil {
 		return ioError(function, "path", err)
 	}
-	defer os.Remove(part.Name()) // there is none where it has taken the place of the other
+	defer os.Remove(part.Name()) // fails after the rename, as it should
 	defer part.Close()
 	if err := c.SaveTo(sequence, part, options); err != nil {
 		return err
@@ -187,7 +187,7 @@ func putInPlace(part *os.File, path string) error {
 	return folder.Sync()
 }
 
-// SaveTo writes a sequence as Save does. What was written before an error is no saved sequence.
+// SaveTo writes a sequence as Save does. After an error, the bytes written are no valid saved sequence.
 func (c *Cache) SaveTo(sequence SequenceID, writer io.Writer, options *SaveOptions) error {
 	const function = "tandem_sequence_save"
 	if options == nil {
@@ -216,9 +216,9 @@ func (c *Cache) SaveTo(sequence SequenceID, writer io.Writer, options *SaveOptio
 	return f.failed(function, "write", err)
 }
 
-// Load makes a sequence of what Save has written. On any error nothing of it is left. nil: the rows alone. Errors: ErrIO, ErrCorrupt
-// (cut off, changed, or no saved sequence), ErrInvalidArgument (of another model, stored in other types, or a session with another
-// policy: which member differs), ErrUnsupported (a later version), ErrCapacity, ErrOutOfMemory.
+// Load makes a sequence of a file that Save has written. On an error, the cache is unchanged. options = nil: the rows alone.
+// Errors: ErrIO, ErrCorrupt (cut off, changed, or no saved sequence), ErrInvalidArgument (another model, other storage types,
+// or a session with another policy; Field names the member), ErrUnsupported (a later format), ErrCapacity, ErrOutOfMemory.
 func (c *Cache) Load(path string, options *LoadOptions) (SequenceID, error) {
 	const function = "tandem_sequence_load"
 	from, err := os.Open(path)

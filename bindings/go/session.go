@@ -18,15 +18,15 @@ import (
 	"unsafe"
 )
 
-// Session is how a cache is attended: a policy and its memory of what was attended. Several sessions may read one cache.
+// Session says how a cache is attended: a policy and its memory of what was attended. Several sessions may read one cache.
 type Session struct {
 	handle *handle
-	mutex  sync.Mutex              // one call at a time
-	args   C.tandem_go_attend_args // of the call under way
+	mutex  sync.Mutex              // held by the running call
+	args   C.tandem_go_attend_args // arguments of the running call
 }
 
-// NewSession makes a session of the cache. nil: defaults. Errors: ErrNotFound (policy, pruning.preset), ErrUnsupported (policy and
-// model), ErrCapacity, ErrInvalidArgument.
+// NewSession makes a session of the cache. options = nil: defaults. Errors: ErrNotFound (policy, pruning.preset),
+// ErrUnsupported (policy and model), ErrCapacity, ErrInvalidArgument.
 func NewSession(cache *Cache, options *SessionOptions) (*Session, error) {
 	a := arena{function: "tandem_session_create"}
 	defer a.free()
@@ -45,7 +45,7 @@ func NewSession(cache *Cache, options *SessionOptions) (*Session, error) {
 	return &Session{handle: newHandle("session", unsafe.Pointer(session), release, cache.handle.log)}, nil
 }
 
-// Close gives up the session, with a step that is open. It returns nil.
+// Close releases the session and abandons an open step. It returns nil.
 func (s *Session) Close() error {
 	s.held().close()
 	return nil
@@ -60,7 +60,7 @@ func (s *Session) held() *handle {
 
 func (s *Session) raw() *C.tandem_session { return (*C.tandem_session)(s.handle.pointer) }
 
-// begin waits until the session is free, end makes it so.
+// begin waits until no other call uses the session. end lets the next call go on.
 func (s *Session) begin(function string) error {
 	if err := s.held().use(function); err != nil {
 		return err
@@ -74,42 +74,42 @@ func (s *Session) end() {
 	s.handle.done()
 }
 
-// Attend is one layer, several sequences: tokens of all sequences stand one after another in every tensor.
+// Attend holds the arguments of a call: one layer, several sequences. In every tensor the sequences' tokens follow one another.
 type Attend struct {
 	LayerIdx    int32
 	Sequences   []SequenceID // each once
 	QLens       []int64      // tokens of each
 	Q           Tensor       // [n_tokens, n_q_heads, k_head_dim], n_tokens = sum of QLens
-	K           Tensor       // [n_tokens, n_kv_heads, k_head_dim], appended first; none: the queries are the last tokens there
-	V           Tensor       // [n_tokens, n_kv_heads, v_head_dim]; none where it aliases K
+	K           Tensor       // [n_tokens, n_kv_heads, k_head_dim], appended first; none: queries are the last tokens
+	V           Tensor       // [n_tokens, n_kv_heads, v_head_dim]; none if V aliases K
 	O           Tensor       // [n_tokens, n_q_heads, v_head_dim], written
 	Lse         Tensor       // [n_tokens, n_q_heads], f32, written; none: not wanted
-	X           Tensor       // [n_tokens, hidden_dim] with K where the layer keeps hidden states
+	X           Tensor       // [n_tokens, hidden_dim], given with K if the layer keeps hidden states
 	Speculative bool         // the appended tokens are a guess, kept apart until Commit
-	ParentIdx   []int32      // and a tree: within the token's sequence in this call; -1: a child of the last token before
-	Selection   *Selection   // the keys that queries attend; nil: those of the session's policy
-	Partial     bool         // a chunk of a longer append: the last chunk judges all keys anew
+	ParentIdx   []int32      // as a tree: each token's parent, counted in its sequence in this call; -1: the last token before
+	Selection   *Selection   // the keys that queries attend; nil: the policy chooses
+	Partial     bool         // a chunk of a longer append; the last chunk, without it, judges all keys anew
 	Stream      uintptr      // a CUDA stream, for tensors in device memory
 
-	// Progress is told, while the calling goroutine waits, how much of the call is done and of how much, in units of no fixed size.
-	// It may not call the session or its engine. A panic, or runtime.Goexit as t.FailNow calls it, stops the call, as a context
-	// does, and goes on, on the calling goroutine, when it has ended.
+	// Progress receives how much work is done and how much there is in all, in units of no fixed size. The calling goroutine
+	// waits meanwhile. Progress must not call the session or its engine. A panic in it, or runtime.Goexit as in t.FailNow,
+	// stops the call as a done context does. It then continues on the calling goroutine.
 	Progress func(done, total int64)
 }
 
-// Selection is the keys that each query attends, for models with an indexer of their own. Index i names the tokens i * UnitTokens to
-// (i + 1) * UnitTokens - 1 of the query's sequence. A query attends those of them that it could see without a selection. Indices of
-// a row ascend, and -1 fills the rest of it; a row of -1 attends no key. For layers of policy "all" without streaming heads. A call on
-// device tensors takes indices in host memory or in device memory; a step on a stream takes those in device memory alone, and the
-// session needs SelectionIndices for it.
+// Selection names the keys that each query attends, for models with their own indexer. Index i names the tokens i * UnitTokens
+// to (i + 1) * UnitTokens - 1 of the query's sequence. A query attends those that it could see without a selection. Indices of
+// a row ascend, and -1 fills the rest of the row. A row of -1 attends no key. The layer's policy must be "all" without
+// streaming heads. A call on device tensors takes indices in host or device memory. A step on a stream takes them in device
+// memory only, and the session then needs SelectionIndices.
 type Selection struct {
-	Idx        Tensor // Int32s, or OnDevice of I32: [n_tokens, n_kv_heads, n_idx], or [n_tokens, 1, n_idx] where all KV heads attend the same keys
+	Idx        Tensor // Int32s, or OnDevice of I32: [n_tokens, n_kv_heads, n_idx], or [n_tokens, 1, n_idx] for all KV heads alike
 	UnitTokens int64  // a power of two from 1 to 256; 0: 1
-	AnyOrder   bool   // indices of a row may stand in any order: the library sorts a copy of each row
-	PlusWindow bool   // also the session's SinkTokens first keys, and the WindowTokens newest up to the query
+	AnyOrder   bool   // indices of a row may be in any order: the library sorts a copy of each row
+	PlusWindow bool   // also attend the session's SinkTokens first keys and the WindowTokens newest up to the query
 }
 
-// check refuses what the library cannot see: no indices at all, a slice that is too short.
+// check refuses what the library cannot see: missing indices, a slice that is too short.
 func (s *Selection) check(function string) error {
 	if s.Idx.description.n_dims == 0 && s.Idx.err == nil {
 		return refuse(function, "selection.idx", "is none")
@@ -117,7 +117,7 @@ func (s *Selection) check(function string) error {
 	return firstErr(function, []string{"selection.idx"}, &s.Idx)
 }
 
-// put describes the selection in the arguments of a call; nil: none.
+// put describes the selection in the arguments of a call and returns the indices' address. nil: no selection.
 func (s *Selection) put(args *C.tandem_go_attend_args) *C.char {
 	if s == nil {
 		args.idx.n_dims = 0
@@ -136,7 +136,7 @@ func (s *Selection) put(args *C.tandem_go_attend_args) *C.char {
 
 var attendNames = []string{"q", "k", "v", "o", "lse", "x"}
 
-// check refuses what the library cannot see: lengths of slices.
+// check refuses wrong slice lengths, which the library cannot see.
 func (a *Attend) check(function string) error {
 	if err := firstErr(function, attendNames, &a.Q, &a.K, &a.V, &a.O, &a.Lse, &a.X); err != nil {
 		return err
@@ -165,18 +165,20 @@ func (a *Attend) check(function string) error {
 	return nil
 }
 
-// Attend appends, then o = softmax(logits) V over the keys that the policy selects, and its lse. On an error no layer has grown.
-// Errors: ErrNotFound, ErrBusy, ErrCapacity, ErrOutOfMemory, ErrUnsupported, ErrInvalidState (speculative tokens pending, more
-// tokens than the step declared), ErrInvalidArgument.
+// Attend appends K and V, then computes o = softmax(logits) V and its lse over the keys that the policy selects. On an error,
+// no layer has grown. Errors: ErrNotFound, ErrBusy, ErrCapacity, ErrOutOfMemory, ErrUnsupported, ErrInvalidState (speculative
+// tokens pending, more tokens than the step declared), ErrInvalidArgument.
 func (s *Session) Attend(a *Attend) error { return s.attend(a, nil) }
 
-// AttendContext is the same, stopped when the context is done: with ErrCancelled, which is the context's error too, and as if it
-// had not been made. It looks between pieces of work. Tensors in host memory only, unless the context is never done.
+// AttendContext does the same and stops when the context is done. It then returns ErrCancelled, which also matches the
+// context's error, and the call has had no effect. The library checks the context between pieces of work. Tensors must be in
+// host memory, unless the context can never be done.
 func (s *Session) AttendContext(ctx context.Context, a *Attend) error {
 	return withContext(ctx, func(cancel *int32) error { return s.attend(a, cancel) })
 }
 
-// withContext calls with a flag that is set when the context is done, and nil for one that is never done.
+// withContext makes the call with a flag that is set when the context is done. The flag is nil if the context can never be
+// done.
 func withContext(ctx context.Context, call func(cancel *int32) error) error {
 	if ctx.Done() == nil {
 		return call(nil)
@@ -260,8 +262,8 @@ func int64s(values []int64) *C.int64_t {
 	return (*C.int64_t)(&values[0])
 }
 
-// Commit ends speculation in a sequence: of its speculative tokens those at keptIdx stay (ascending; a chain in the tree). Errors:
-// ErrInvalidState (nothing speculative, or layers uneven), ErrInvalidArgument (not a chain).
+// Commit ends speculation in a sequence. The speculative tokens at keptIdx stay; the others are dropped. keptIdx ascends and is
+// a chain of the tree. Errors: ErrInvalidState (nothing speculative, or layers uneven), ErrInvalidArgument (not a chain).
 func (s *Session) Commit(sequence SequenceID, keptIdx []int64) error {
 	if err := s.begin("tandem_session_commit"); err != nil {
 		return err
@@ -279,13 +281,13 @@ type Step struct {
 	once    sync.Once
 }
 
-// Step opens a step: qLens[i] tokens will be appended to sequences[i] in every layer, by Attend. Errors: as Cache.Reserve; ErrBusy;
-// ErrInvalidState (a step is open).
+// Step opens a step: Attend calls will append qLens[i] tokens to sequence ids[i] in every layer. Errors: those of
+// Cache.Reserve; ErrBusy; ErrInvalidState (a step is open).
 func (s *Session) Step(ids []SequenceID, qLens []int64) (*Step, error) {
 	return s.StepOn(0, ids, qLens)
 }
 
-// StepOn is the same for tensors in device memory, on a CUDA stream: the step is planned. Errors: ErrUnsupported too.
+// StepOn opens a planned step, for tensors in device memory, on a CUDA stream. Errors: those of Step; ErrUnsupported.
 func (s *Session) StepOn(stream uintptr, ids []SequenceID, qLens []int64) (*Step, error) {
 	const function = "tandem_step_begin"
 	if len(ids) != len(qLens) || len(ids) > math.MaxInt32 {
@@ -302,8 +304,8 @@ func (s *Session) StepOn(stream uintptr, ids []SequenceID, qLens []int64) (*Step
 	return &Step{session: s, stream: stream}, nil
 }
 
-// End closes the step, the first time that it is called. Where a layer got fewer tokens than declared, the sequences go back to
-// where they were, with ErrInvalidState.
+// End closes the step. Later calls of End do nothing. If a layer got fewer tokens than declared, the sequences are rolled back
+// and End returns ErrInvalidState.
 func (s *Step) End() (err error) {
 	s.once.Do(func() {
 		if err = s.session.begin("tandem_step_end"); err != nil {
@@ -316,11 +318,11 @@ func (s *Step) End() (err error) {
 	return err
 }
 
-// UseWeights says where WK and WV of a layer are whose projection has none: from the next call on they are blocks of weights, which
-// may be closed, as the session keeps them. Route "recompute", and "auto" where that gains, has them in use while it makes keys;
-// until it is told, "recompute" is ErrInvalidState and "auto" makes no keys. May be called again. Errors: ErrInvalidArgument
-// (layerIdx; a block that is not there or has another size; weights of another engine), ErrUnsupported (no projection, or one with
-// weights of its own).
+// UseWeights gives WK and WV of a layer whose projection has none: from the next call on they are blocks of weights. The
+// session keeps weights alive after Close. Route "recompute" uses the blocks while it makes keys, and "auto" does if that saves
+// time. Without UseWeights, "recompute" returns ErrInvalidState and "auto" makes no keys. May be called again. Errors:
+// ErrInvalidArgument (layerIdx; a missing block or one of another size; weights of another engine), ErrUnsupported (no
+// projection, or one with its own weights).
 func (s *Session) UseWeights(layerIdx int32, weights *Weights, wKBlock, wVBlock int32) error {
 	const function = "tandem_session_use_weights"
 	if err := s.begin(function); err != nil {
@@ -332,8 +334,8 @@ func (s *Session) UseWeights(layerIdx int32, weights *Weights, wKBlock, wVBlock 
 	})
 }
 
-// PatternPairs gives, of one layer, the pairs of a query and a key, query head by query head, that appends under "patterns"
-// attended, and what policy "all" would have attended.
+// PatternPairs returns, for one layer, the (query, key) pairs that appends under "patterns" attended, summed over query heads.
+// densePairs counts what policy "all" would have attended.
 func (s *Session) PatternPairs(layerIdx int32) (pairs, densePairs int64, err error) {
 	if err := s.begin("tandem_session_pattern_pairs"); err != nil {
 		return 0, 0, err
@@ -345,18 +347,19 @@ func (s *Session) PatternPairs(layerIdx int32) (pairs, densePairs int64, err err
 	return int64(n), int64(nDense), failure(status, rawErr)
 }
 
-// Selection gives the token indices that the next decode query of a KV head would attend, ascending.
+// Selection returns the token indices that the next decode query of a KV head would attend, ascending.
 func (s *Session) Selection(sequence SequenceID, layerIdx, kvHeadIdx int32) ([]int64, error) {
 	tokenIdx, _, err := s.selection(sequence, layerIdx, kvHeadIdx, 0, false)
 	return tokenIdx, err
 }
 
-// SelectionWithMaw gives, for query head qHeadIdx of the group, also the share of each key selected outside window and sinks.
+// SelectionWithMaw also returns, for query head qHeadIdx of the group, the weight share of each selected key outside window and
+// sinks.
 func (s *Session) SelectionWithMaw(sequence SequenceID, layerIdx, kvHeadIdx, qHeadIdx int32) ([]int64, []float32, error) {
 	return s.selection(sequence, layerIdx, kvHeadIdx, qHeadIdx, true)
 }
 
-// selection asks for the number of keys, then for as many; once more where a selection in the background has added some.
+// selection asks for the number of keys, then for the keys. It asks again if a background refresh has added some.
 func (s *Session) selection(sequence SequenceID, layerIdx, kvHeadIdx, qHeadIdx int32, withMaw bool) ([]int64, []float32, error) {
 	if err := s.begin("tandem_session_selection"); err != nil {
 		return nil, nil, err
@@ -389,7 +392,7 @@ func (s *Session) selection(sequence SequenceID, layerIdx, kvHeadIdx, qHeadIdx i
 	}
 }
 
-// Stats gives sums since the session was created. Waits for selections in the making.
+// Stats returns sums since the session was created. It waits for refreshes that are under way.
 func (s *Session) Stats() (SessionStats, error) {
 	if err := s.begin("tandem_session_get_stats"); err != nil {
 		return SessionStats{}, err

@@ -3,7 +3,7 @@
 
 #include "_cgo_export.h"
 
-/* NULL for what is not there. */
+/* Fills *to from a description and an address. Returns NULL for a tensor that is not given. */
 static const tandem_tensor* tensor(tandem_tensor* to, const tandem_go_tensor* from, char* data) {
   int i;
   if (from->n_dims == 0) return NULL;
@@ -132,7 +132,7 @@ tandem_go_result tandem_go_merge(tandem_engine* engine, const tandem_go_tensor* 
   tandem_go_result result = {TANDEM_ERROR_OUT_OF_MEMORY, NULL};
   const size_t n = (size_t)n_states;
   tandem_tensor* tensors = calloc(2 + 2 * n, sizeof(*tensors));
-  const tandem_tensor** states = calloc(1 + 2 * n, sizeof(*states)); /* o of each, then lse of each */
+  const tandem_tensor** states = calloc(1 + 2 * n, sizeof(*states)); /* all o, then all lse */
   size_t i;
   if (tensors != NULL && states != NULL) {
     const tandem_tensor* o = tensor(&tensors[0], &description[0], o_out);

@@ -13,8 +13,8 @@ import (
 	"unsafe"
 )
 
-// Dtype is an element type of tensors and a storage type of caches. Queries, outputs and states are F32, F16 or BF16; K and V may
-// be given, stored and read in any.
+// Dtype is an element type of tensors and a storage type of caches. Queries, outputs and states are F32, F16 or BF16. K and V
+// may be given, stored and read in any of them but Q4_64 and I32.
 type Dtype int32
 
 // The types; tandem.h says more about each.
@@ -25,11 +25,11 @@ const (
 	E4M3  Dtype = C.TANDEM_E4M3  // 8-bit floats without infinities
 	Q8_0  Dtype = C.TANDEM_Q8_0  // 8-bit codes with an f16 scale for each 32 elements
 	Q4_0  Dtype = C.TANDEM_Q4_0  // 4-bit codes with an f16 scale for each 32 elements
-	Q4_64 Dtype = C.TANDEM_Q4_64 // 4-bit codes with an f16 scale and minimum for each 64 elements; for hidden states alone
-	I32   Dtype = C.TANDEM_I32   // indices of a Selection, and nothing else
+	Q4_64 Dtype = C.TANDEM_Q4_64 // 4-bit codes with an f16 scale and minimum for each 64 elements; for hidden states only
+	I32   Dtype = C.TANDEM_I32   // indices of a Selection only
 )
 
-// String gives "f32", "q8_0", ...
+// String returns "f32", "q8_0", ...
 func (d Dtype) String() string {
 	if name := C.tandem_dtype_name(C.int32_t(d)); name != nil {
 		return C.GoString(name)
@@ -37,12 +37,13 @@ func (d Dtype) String() string {
 	return fmt.Sprintf("Dtype(%d)", int32(d))
 }
 
-// RowBytes is what a cache keeps of headDim elements of K or V, scales included; 0 for what is no length.
+// RowBytes returns the bytes that a cache stores for headDim elements of K or V, scales included. It returns 0 for an invalid
+// type or length.
 func (d Dtype) RowBytes(headDim int32) int64 {
 	return int64(C.tandem_dtype_row_bytes(C.int32_t(d), C.int32_t(headDim)))
 }
 
-// block is how many bytes hold how many elements of a type that slices of bytes hold; 0, 0 for others.
+// block returns the bytes and elements of one block of a type that byte slices hold; 0, 0 for other types.
 func (d Dtype) block() (bytes, elements int) {
 	switch d {
 	case E4M3:
@@ -57,17 +58,17 @@ func (d Dtype) block() (bytes, elements int) {
 	return 0, 0
 }
 
-// Tensor is a view of a slice with a shape and strides: the last element that these reach lies inside the slice, or the call
-// that takes the tensor returns the error that Err gives. The zero Tensor is none. The library checks the rest on every call:
-// types, alignment, shapes against the layer, overlap.
+// Tensor is a view of a slice, with a shape and strides. The last element that they reach must lie inside the slice, else the
+// call that takes the tensor returns the error that Err returns. The zero Tensor means none. On every call the library checks
+// types, alignment, overlap and shapes against the layer.
 type Tensor struct {
 	data        unsafe.Pointer
-	nElements   int // that data holds
+	nElements   int // elements that data holds
 	description C.tandem_go_tensor
 	err         *Error
 }
 
-// Float32s is a view of f32.
+// Float32s returns a view of f32.
 func Float32s(data []float32, shape ...int) Tensor {
 	var first unsafe.Pointer
 	if len(data) > 0 {
@@ -76,7 +77,7 @@ func Float32s(data []float32, shape ...int) Tensor {
 	return view(F32, first, len(data), shape)
 }
 
-// Int32s is a view of indices in host memory, for a Selection. OnDevice with I32 is one of indices in device memory.
+// Int32s returns a view of indices in host memory, for a Selection. OnDevice with I32 views indices in device memory.
 func Int32s(data []int32, shape ...int) Tensor {
 	var first unsafe.Pointer
 	if len(data) > 0 {
@@ -85,7 +86,7 @@ func Int32s(data []int32, shape ...int) Tensor {
 	return view(I32, first, len(data), shape)
 }
 
-// Uint16s is a view of the bits of F16 or BF16.
+// Uint16s returns a view of F16 or BF16 bits.
 func Uint16s(dtype Dtype, data []uint16, shape ...int) Tensor {
 	if dtype != F16 && dtype != BF16 {
 		return Tensor{err: refuse("tensor", "dtype", "= %v is not held by []uint16: f16 and bf16 are", dtype)}
@@ -97,7 +98,7 @@ func Uint16s(dtype Dtype, data []uint16, shape ...int) Tensor {
 	return view(dtype, first, len(data), shape)
 }
 
-// Bytes is a view of E4M3, or of the blocks of Q8_0, Q4_0 or Q4_64. The shape counts elements, not bytes.
+// Bytes returns a view of E4M3, or of blocks of Q8_0, Q4_0 or Q4_64. The shape counts elements, not bytes.
 func Bytes(dtype Dtype, data []byte, shape ...int) Tensor {
 	bytes, elements := dtype.block()
 	if bytes == 0 {
@@ -110,8 +111,8 @@ func Bytes(dtype Dtype, data []byte, shape ...int) Tensor {
 	return view(dtype, first, len(data)/bytes*elements, shape)
 }
 
-// OnDevice is a view of device memory, of which nothing is checked on this side: the library does not read it before the stream
-// of the call, and it stays what it is until the stream has passed the call.
+// OnDevice returns a view of device memory. This package cannot check it. The library reads it in the order of the call's
+// stream. The memory must stay unchanged until the stream has passed the call.
 func OnDevice(dtype Dtype, deviceIndex int32, address uintptr, shape ...int) Tensor {
 	t := view(dtype, nil, math.MaxInt, shape)
 	if address == 0 && t.err == nil {
@@ -123,7 +124,7 @@ func OnDevice(dtype Dtype, deviceIndex int32, address uintptr, shape ...int) Ten
 	return t
 }
 
-// Strided is the same data with these strides, in elements; that of the last dimension is 1.
+// Strided returns the same data with these strides, in elements. The last dimension's stride must be 1.
 func (t Tensor) Strided(strides ...int) Tensor {
 	if t.err != nil {
 		return t
@@ -139,7 +140,7 @@ func (t Tensor) Strided(strides ...int) Tensor {
 	return t
 }
 
-// Err is why no call will take the tensor; nil where there is no reason.
+// Err returns the reason why every call refuses the tensor, or nil.
 func (t Tensor) Err() error {
 	if t.err == nil {
 		return nil
@@ -147,7 +148,7 @@ func (t Tensor) Err() error {
 	return t.err
 }
 
-// Shape gives the lengths of the dimensions.
+// Shape returns the lengths of the dimensions.
 func (t Tensor) Shape() []int64 {
 	shape := make([]int64, t.description.n_dims)
 	for i := range shape {
@@ -156,7 +157,7 @@ func (t Tensor) Shape() []int64 {
 	return shape
 }
 
-// Strides gives the elements from one index of a dimension to the next.
+// Strides returns the distance in elements between neighbours, for each dimension.
 func (t Tensor) Strides() []int64 {
 	strides := make([]int64, t.description.n_dims)
 	for i := range strides {
@@ -165,10 +166,10 @@ func (t Tensor) Strides() []int64 {
 	return strides
 }
 
-// clone keeps variadic arguments, which messages would move to the heap, on the stack.
+// clone copies variadic arguments for a message, so that the arguments themselves stay on the stack.
 func clone(values []int) []int { return append([]int(nil), values...) }
 
-// nothing stands for data without elements.
+// nothing is the address of tensors without elements.
 var nothing [64]byte
 
 func view(dtype Dtype, data unsafe.Pointer, nElements int, shape []int) Tensor {
@@ -203,7 +204,7 @@ func view(dtype Dtype, data unsafe.Pointer, nElements int, shape []int) Tensor {
 	return t
 }
 
-// check finds the last element that shape and strides reach.
+// check returns an error if shape and strides reach beyond the data.
 func (t *Tensor) check() *Error {
 	d := &t.description
 	last, empty, fits := int64(0), false, true
@@ -235,7 +236,7 @@ func (t *Tensor) check() *Error {
 	return nil
 }
 
-// span is how many bytes lie between the first element and the end of the last.
+// span returns the number of bytes from the first element to the end of the last.
 func (t *Tensor) span() int {
 	last := 0
 	for i := 0; i < int(t.description.n_dims); i++ {
@@ -254,10 +255,10 @@ func (t *Tensor) span() int {
 	return 2 * (last + 1)
 }
 
-// at is the data's address as an argument of a call. Its type says that no addresses lie there: the checks of cgo need not look.
+// at returns the data's address as a call argument. A *char points to no pointers, so cgo's pointer checks skip it.
 func (t *Tensor) at() *C.char { return (*C.char)(t.data) }
 
-// firstErr is the error of the first tensor that has one, with the argument's name.
+// firstErr returns the error of the first tensor that has one, with the argument's name.
 func firstErr(function string, names []string, tensors ...*Tensor) error {
 	for i, t := range tensors {
 		if t.err != nil {

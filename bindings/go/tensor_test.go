@@ -13,7 +13,7 @@ func TestViewsReachToTheLastElementAndNoFurther(t *testing.T) {
 	equal(t, Float32s(data, 2, 3, 4).Shape(), []int64{2, 3, 4})
 	check(t, Float32s(data, 2, 3, 4).Err())
 	refused(t, Float32s(data, 5, 5).Err(), ErrInvalidArgument, "data", "has 24 elements, shape [5 5] with strides [5 1] reaches 25")
-	check(t, Float32s(data, 2, 2, 4).Strided(16, 4, 1).Err()) // 16 + 4 + 3 = 23 is the last
+	check(t, Float32s(data, 2, 2, 4).Strided(16, 4, 1).Err()) // the last element is 16 + 4 + 3 = 23
 	refused(t, Float32s(data, 2, 2, 4).Strided(17, 4, 1).Err(), ErrInvalidArgument, "data", "strides [17 4 1] reaches 25")
 	refused(t, Float32s(data, 2).Strided(24).Err(), ErrInvalidArgument, "data", "reaches 25")
 	refused(t, Float32s(data[:0], 1).Err(), ErrInvalidArgument, "data", "has 0 elements")
@@ -51,7 +51,7 @@ func TestTypesHoldWhatTheyHold(t *testing.T) {
 	refused(t, OnDevice(F32, 0, 0, 1, 8).Err(), ErrInvalidArgument, "address", "= 0")
 }
 
-// What a merge copies is from the first element to the end of the last.
+// A merge copies from the first element to the end of the last.
 func TestSpans(t *testing.T) {
 	data := make([]float32, 100)
 	for span, tensor := range map[int]Tensor{

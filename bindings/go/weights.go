@@ -15,39 +15,39 @@ import (
 	"unsafe"
 )
 
-// WeightsOptions is how offloaded weights are kept. Zero members are defaults.
+// WeightsOptions configures offloaded weights. Zero members are defaults.
 type WeightsOptions struct {
-	ResidentBytes  int64 // device memory for blocks that stay, chosen evenly over the order; 0: none stays
-	BufferBytes    int64 // device memory that the others go through; 0: any two that follow each other and the largest once more
+	ResidentBytes  int64 // device memory for resident blocks, which are spread evenly over the order; 0: no block is resident
+	BufferBytes    int64 // device memory for the streamed blocks; 0: the largest sum of two neighbours, plus the largest block
 	HostCapBytes   int64 // hard cap; 0: none
 	DeviceCapBytes int64
 }
 
-// WeightsStats is sums since weights were created, and what they hold.
+// WeightsStats holds sums since the weights were created, and what they hold now.
 type WeightsStats struct {
 	NBlocks       int64
-	NResident     int64 // of these, on the device for good
-	ResidentBytes int64 // of these, in the caller's count
-	HostBytes     int64 // copies of the others
-	PinnedBytes   int64 // of these, pinned: the rest crosses the bus more slowly
-	DeviceBytes   int64 // memory that blocks take there, buffer included
+	NResident     int64 // blocks that are resident on the device
+	ResidentBytes int64 // their bytes, as the caller counts them
+	HostBytes     int64 // host copies of the other blocks
+	PinnedBytes   int64 // the pinned part of HostBytes; the rest crosses the bus more slowly
+	DeviceBytes   int64 // device memory of blocks, buffer included
 	BufferBytes   int64
 	NUses         int64
-	NStreamedUses int64 // of these, blocks that cross the bus
-	NAhead        int64 // of these, under way or there when they were asked for
-	StreamedBytes int64 // sent so far, in vain too
+	NStreamedUses int64 // uses of blocks that cross the bus
+	NAhead        int64 // of NStreamedUses, blocks that were under way or there when asked for
+	StreamedBytes int64 // bytes sent so far, unneeded transfers included
 }
 
-// Weights are a model's where the device has no room for all of them: blocks of bytes in the order in which a token uses them, of
-// which some stay on the device and the others cross the bus, over and over, while what came before them computes. Any goroutine.
+// Weights holds a model's weights when the device has no room for all. They are blocks of bytes, in the order in which a token
+// uses them. Some blocks stay on the device. The others cross the bus again and again, while the work before them computes. Any
+// goroutine may use it.
 type Weights struct {
 	handle *handle
 }
 
-// NewWeights copies the blocks, to the device where they stay there, else to pinned host memory, and begins to send the first ones.
-// On the way they are copied once more, since C may not be given addresses of Go memory in an array: that takes as much memory as
-// they do until it returns. nil: defaults. Errors: ErrUnsupported (the engine has no device), ErrInvalidArgument, ErrOutOfMemory,
-// ErrCapacity, ErrDeviceLost.
+// NewWeights copies resident blocks to the device and the others to pinned host memory. Then it begins to send the first ones.
+// Until it returns, it also holds a C copy of all blocks, because Go may not pass C an array of Go addresses. options = nil:
+// defaults. Errors: ErrUnsupported (the engine has no device), ErrInvalidArgument, ErrOutOfMemory, ErrCapacity, ErrDeviceLost.
 func NewWeights(engine *Engine, options *WeightsOptions, blocks ...[]byte) (*Weights, error) {
 	const function = "tandem_weights_create"
 	if err := engine.held().use(function); err != nil {
@@ -59,7 +59,7 @@ func NewWeights(engine *Engine, options *WeightsOptions, blocks ...[]byte) (*Wei
 	}
 	a := arena{function: function}
 	defer a.free()
-	data, nBytes := make([]unsafe.Pointer, len(blocks)+1), make([]int64, len(blocks)+1) // one more, so that there is a first
+	data, nBytes := make([]unsafe.Pointer, len(blocks)+1), make([]int64, len(blocks)+1) // one more, so that &data[0] exists
 	for i, block := range blocks {
 		data[i], nBytes[i] = a.bytes(block), int64(len(block))
 	}
@@ -79,7 +79,7 @@ func NewWeights(engine *Engine, options *WeightsOptions, blocks ...[]byte) (*Wei
 	return &Weights{newHandle("weights", unsafe.Pointer(weights), release, engine.handle.log)}, nil
 }
 
-// Close gives up the weights. It waits until what Done was called for has been done, and returns nil.
+// Close releases the weights. It waits for the stream work that came before each Done. It returns nil.
 func (w *Weights) Close() error {
 	w.held().close()
 	return nil
@@ -92,7 +92,7 @@ func (w *Weights) held() *handle {
 	return held(w.handle, "weights")
 }
 
-// call runs a function on the weights.
+// call runs a function on the weights, which stay open meanwhile.
 func (w *Weights) call(name string, function func(weights *C.tandem_weights, err **C.tandem_error) C.int32_t) error {
 	if err := w.held().use(name); err != nil {
 		return err
@@ -102,9 +102,9 @@ func (w *Weights) call(name string, function func(weights *C.tandem_weights, err
 	return failure(function((*C.tandem_weights)(w.handle.pointer), &rawErr), rawErr)
 }
 
-// Block is one that is in use.
+// Block is a block in use.
 type Block struct {
-	Data uintptr // in device memory, 256-byte aligned, for what follows on the stream until Done
+	Data uintptr // device address, 256-byte aligned, for later work on the stream until Done
 
 	weights  *Weights
 	blockIdx C.int32_t
@@ -112,8 +112,9 @@ type Block struct {
 	once     sync.Once
 }
 
-// Use is for what follows on a CUDA stream (0: the legacy default stream) until Done. It does not wait for the device. Errors:
-// ErrInvalidArgument, ErrInvalidState (the stream is being captured; blocks in use leave no room for this one), ErrDeviceLost.
+// Use gives later work on a CUDA stream the block, until Done. stream = 0: the legacy default stream. It does not wait for the
+// device. Errors: ErrInvalidArgument, ErrInvalidState (the stream is being captured; blocks in use leave no room for this one),
+// ErrDeviceLost.
 func (w *Weights) Use(blockIdx int32, stream uintptr) (*Block, error) {
 	block := &Block{weights: w, blockIdx: C.int32_t(blockIdx), stream: stream}
 	err := w.call("tandem_weights_use", func(weights *C.tandem_weights, err **C.tandem_error) C.int32_t {
@@ -127,8 +128,8 @@ func (w *Weights) Use(blockIdx int32, stream uintptr) (*Block, error) {
 	return block, nil
 }
 
-// Done ends the use, the first time that it is called: what was asked of the stream until now is all that reads the block, others
-// may be sent to its place after that.
+// Done ends the use; later calls of it do nothing. Only work that is on the stream by now may read the block. After that work,
+// its memory may be overwritten.
 func (b *Block) Done() (err error) {
 	b.once.Do(func() {
 		err = b.weights.call("tandem_weights_done", func(weights *C.tandem_weights, err **C.tandem_error) C.int32_t {
@@ -140,7 +141,7 @@ func (b *Block) Done() (err error) {
 	return err
 }
 
-// Stats says what the weights hold and what has been done.
+// Stats returns what the weights hold and what they have done.
 func (w *Weights) Stats() (WeightsStats, error) {
 	raw := C.tandem_weights_stats{struct_size: C.sizeof_tandem_weights_stats}
 	err := w.call("tandem_weights_get_stats", func(weights *C.tandem_weights, err **C.tandem_error) C.int32_t {

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// What the tests share: numbers, a cache with content, attention in double precision.
+// Shared by the tests: numbers, a cache with content, attention in double precision.
 const (
 	qHeads  = 8
 	kvHeads = 2
@@ -20,7 +20,7 @@ const (
 
 var nan = float32(math.NaN())
 
-// numbers from -1 to 1, the same in every run.
+// numbers returns numbers from -1 to 1, the same in every run.
 func numbers(n int, seed uint64) []float32 {
 	state := seed*0x9e3779b97f4a7c15 | 1
 	out := make([]float32, n)
@@ -31,7 +31,7 @@ func numbers(n int, seed uint64) []float32 {
 	return out
 }
 
-// unset is memory that a call has to write.
+// unset returns NaN, which a call must overwrite.
 func unset(n int) []float32 {
 	out := make([]float32, n)
 	for i := range out {
@@ -64,7 +64,7 @@ func sessionOptions(policy string) *SessionOptions {
 	return &SessionOptions{Policy: policy, WindowTokens: 64, SinkTokens: 16}
 }
 
-// world is a cache in f32 with a sequence of n tokens in each of its layers, and what it holds.
+// world is an f32 cache with one sequence of n tokens in each layer, and its content.
 type world struct {
 	engine   *Engine
 	model    *Model
@@ -106,7 +106,7 @@ func (w *world) session(t testing.TB, policy string) *Session {
 func kv(data []float32) Tensor    { return Float32s(data, len(data)/kvToken, kvHeads, dim) }
 func heads(data []float32) Tensor { return Float32s(data, len(data)/qToken, qHeads, dim) }
 
-// decode is one query over what is there: o and lse.
+// decode attends one query over the sequence's keys and returns o and lse.
 func decode(t testing.TB, session *Session, sequence SequenceID, q []float32) ([]float32, []float32) {
 	t.Helper()
 	o, lse := unset(len(q)), unset(qHeads)
@@ -115,7 +115,8 @@ func decode(t testing.TB, session *Session, sequence SequenceID, q []float32) ([
 	return o, lse
 }
 
-// reference is one query [qHeads, dim] over keys and values [n, kvHeads, dim] by the textbook: o [qHeads, dim], lse [qHeads].
+// reference is textbook attention of one query [qHeads, dim] over keys and values [n, kvHeads, dim]. It returns o [qHeads, dim]
+// and lse [qHeads].
 func reference(q, k, v []float32) (o, lse []float64) {
 	n := len(k) / kvToken
 	for head := 0; head < qHeads; head++ {
@@ -175,7 +176,7 @@ func joined[T any](parts ...[]T) (all []T) {
 	return all
 }
 
-// refused is that a call was refused so, and says so.
+// refused checks the code, field and message of a refused call.
 func refused(t testing.TB, err error, code Code, field, message string) {
 	t.Helper()
 	var e *Error

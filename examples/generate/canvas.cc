@@ -54,7 +54,7 @@ void Canvas::line(double x0, double y0, double x1, double y1, const Pen& pen) {
 
 void Canvas::dot(double x, double y, double radius, const Color& fill_color, const Color& rim) {
   cairo_set_dash(cairo_, nullptr, 0, 0);
-  cairo_new_path(cairo_);  // an arc is otherwise joined to the end of the last word
+  cairo_new_path(cairo_);  // otherwise Cairo joins the arc to the end of the last word
   cairo_arc(cairo_, x, y, radius, 0, 6.283185307179586);
   cairo_set_source_rgba(cairo_, fill_color.r, fill_color.g, fill_color.b, fill_color.a);
   cairo_fill_preserve(cairo_);

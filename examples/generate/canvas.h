@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// A page to draw on: the few things both pictures need of Cairo. Pixels, origin top left.
+// A page to draw on: the part of Cairo that both pictures need. Coordinates are pixels, the origin is top left.
 #ifndef EXAMPLES_GENERATE_CANVAS_H_
 #define EXAMPLES_GENERATE_CANVAS_H_
 
@@ -52,7 +52,7 @@ class Canvas {
   cairo_t* cairo_;
 };
 
-// "16,384".
+// Returns "16,384".
 std::string with_commas(int64_t value);
 std::string percent(double share, int digits);
 

@@ -24,7 +24,7 @@ Failure CpuTransformer::load_layer(const WeightFiles& weights, int64_t layer_idx
   const int64_t hidden = config_.hidden_size, ffn = config_.ffn_size;
   const int64_t q_size = config_.n_q_heads * config_.head_dim, kv_size = config_.n_kv_heads * config_.head_dim;
 
-  // One matrix for q, k and v. Their biases are all there (Qwen2) or all absent.
+  // One matrix for q, k and v. Either all have biases (Qwen2) or none has.
   const bool has_bias = weights.has(prefix + "self_attn.q_proj.bias");
   std::vector<float> qkv, bias, part;
   for (const char* name : {"q_proj", "k_proj", "v_proj"}) {
@@ -69,7 +69,7 @@ Failure CpuTransformer::forward(const Chunk& chunk) {
 
   GENERATE_TANDEM(tandem_step_begin(chunk.session, &chunk.sequence, &n_tokens, 1, nullptr, &error));
   const Failure failure = run_layers(chunk);
-  if (failure) {  // the step is incomplete: closing it takes the sequence back to where it began
+  if (failure) {  // the step is incomplete, so closing it rolls back the sequence
     tandem_step_end(chunk.session, nullptr, nullptr);
     return failure;
   }
@@ -114,7 +114,7 @@ const float* CpuTransformer::logits(int64_t first, int64_t n) {
   return logits_.data();
 }
 
-// out = weight * in / sqrt(mean(in^2) + eps), row by row.
+// Computes out = weight * in / sqrt(mean(in^2) + eps), row by row.
 void CpuTransformer::normalize(float* out, const float* in, const std::vector<float>& weight, int64_t n_rows) const {
   const int64_t hidden = config_.hidden_size;
   for (int64_t row = 0; row < n_rows; ++row) {
@@ -127,7 +127,7 @@ void CpuTransformer::normalize(float* out, const float* in, const std::vector<fl
   }
 }
 
-// The angles of a chunk are the same in every layer: position * inv_freq[i].
+// Computes the angles of a chunk, position * inv_freq[i], which are the same in every layer.
 void CpuTransformer::prepare_rotation(int64_t first_position, int64_t n_rows) {
   const int64_t half = config_.head_dim / 2;
   cosine_.resize(n_rows * half);
@@ -141,7 +141,7 @@ void CpuTransformer::prepare_rotation(int64_t first_position, int64_t n_rows) {
   }
 }
 
-// RoPE by halves on the q and k heads of every row: dims i and i + head_dim / 2 turn by angle i.
+// Applies RoPE by halves to the q and k heads of every row: dims i and i + head_dim / 2 turn by angle i.
 void CpuTransformer::rotate_rows(int64_t n_rows) {
   const int64_t half = config_.head_dim / 2, n_heads = config_.n_q_heads + config_.n_kv_heads;
   for (int64_t row = 0; row < n_rows; ++row) {

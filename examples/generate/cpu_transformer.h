@@ -37,9 +37,9 @@ class CpuTransformer : public Transformer {
   std::vector<float> embedding_;  // [vocab_size, hidden_size]
   std::vector<float> final_norm_, inv_freq_;
   std::vector<Layer> layers_;
-  std::vector<Linear> head_;  // one
+  std::vector<Linear> head_;  // one element
 
-  // Activations of the current chunk, one row per token; they grow to the longest chunk seen.
+  // Activations of the current chunk, one row per token. They grow to the longest chunk so far.
   std::vector<float> x_, normed_, qkv_, o_, gate_, ffn_, logits_;
   std::vector<float> cosine_, sine_;  // [n_tokens, head_dim / 2]
 };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Where the program was built without its CUDA part.
+// Replaces the CUDA part in builds without it.
 #include "cuda/cuda_transformer.h"
 
 namespace generate {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// x: share of the KV bytes that dense attention reads, y: how much worse the text is predicted; one line per window, its
-// points the betas. Down and to the left is better; the shaded corner is the aim: at most 30 % read, at most 1 % lost.
+// x is the share of the KV bytes that dense attention reads, y the loss in prediction. Each window has a line, whose points
+// are the betas. Down and left is better. The shaded corner is the aim: at most 30 % read, at most 1 % lost.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -24,7 +24,7 @@ std::string short_number(double value) {
   return text;
 }
 
-// A step of 1, 2 or 5 times a power of ten that cuts the range into at most `most` pieces.
+// Returns a step of 1, 2 or 5 times a power of ten that divides the range into at most `most` pieces.
 double tick_step(double range, int most) {
   double step = std::pow(10, std::floor(std::log10(range / most)));
   for (const double factor : {2.0, 2.5, 2.0})
@@ -35,7 +35,7 @@ double tick_step(double range, int most) {
 struct Plot {
   const CurvePicture& picture;
   Canvas canvas{kWidth, kHeight};
-  std::vector<std::pair<double, double>> labels;  // points that have their beta written beside them
+  std::vector<std::pair<double, double>> labels;  // points whose beta is written beside them
   double x_max = 0.4, y_min = 0, y_max = 2 * kAimLoss;
 
   explicit Plot(const CurvePicture& p) : picture(p) {
@@ -72,7 +72,7 @@ void draw_axes(Plot* plot) {
   canvas.text(kLeft, kTop - 16, "bits per byte, relative to dense", {18, false, kGrey, Align::kLeft});
 }
 
-// Betas beside the points, the ends of a line first; where points crowd, the middle ones go without.
+// Writes betas beside the points, the ends of a line first. Where points crowd, those between get none.
 void draw_betas(Plot* plot, size_t first, size_t end, const Color& color) {
   constexpr double kRoom = 30;
   std::vector<size_t> order = {first};
@@ -115,7 +115,7 @@ void draw_lines(Plot* plot) {
   plot->canvas.text(kRight + 40, kTop + 14, "window, % of context", {17, true, kInk, Align::kLeft});
   const double below = kTop + 54 + 34 * static_cast<double>(n_lines);
   plot->canvas.text(kRight + 40, below, "figures at points: beta", {16, false, kGrey, Align::kLeft});
-  // Beside the plot: inside, the corner may be lower than a line of text.
+  // The legend is beside the plot: inside, the corner may be lower than a line of text.
   plot->canvas.fill(kRight + 40, below + 28, 30, 34, kAim);
   plot->canvas.text(kRight + 80, below + 42, "at most 30 % read,", {16, false, kAimText, Align::kLeft});
   plot->canvas.text(kRight + 80, below + 62, "at most 1 % lost", {16, false, kAimText, Align::kLeft});

@@ -6,8 +6,8 @@
 
 namespace generate {
 
-// Path of a file or folder that comes with tandem-demo: models/pico, data/haystack.txt. Looked for from the program's own
-// place, so that an installed tree may be moved. Where it is missing, the path at which an install has it.
+// Returns the path of a file or folder that comes with tandem-demo: models/pico, data/haystack.txt. The search starts at the
+// program's own place, so an installed tree may be moved. If the file is missing, returns the path where an install has it.
 std::string data_file(const std::string& name);
 
 }  // namespace generate

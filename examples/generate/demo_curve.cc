@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// --curve: the same text decoded under every pair of window and beta. All of them share one prefill (retrieval.h).
+// --curve: decodes the same text under every pair of window and beta, from one shared prefill (retrieval.h).
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -13,7 +13,7 @@ namespace generate {
 namespace {
 
 struct Reading {
-  bool dense = false;  // then without window and beta
+  bool dense = false;  // a reading without window and beta
   double window_percent = 0, beta = 0;
   int64_t window_tokens = 0;
   double bits_per_byte = 0, share = 0, tokens_per_second = 0;

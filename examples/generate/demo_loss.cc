@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT
-// --loss: what each pair of storage types for K and V costs. The same text goes through the model once with f16, whose
-// predictions are kept, and once with every pair, or the one asked for: the mean divergence of its predictions from those
-// (Kullback-Leibler, in bits), and bits per byte, both over the second half of the text. First K is not rotated; then pairs
-// are tried once more with K rotated: those of 4-bit keys, with --k-rotation hadamard all, with none no pair.
+// --loss: measures the cost of each pair of storage types for K and V. The same text goes through the model once with f16,
+// whose predictions are kept, and once with every pair, or with the requested one. Measured over the second half of the text
+// are the mean divergence from the f16 predictions (Kullback-Leibler, in bits) and bits per byte. First K is not rotated.
+// Then some pairs run again with K rotated: by default those of 4-bit keys, with --k-rotation hadamard all, with none no
+// pair.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -27,7 +28,7 @@ struct Loss {
   double divergence = 0, worst_divergence = 0, bits_per_byte = 0;
 };
 
-// log2 of the probabilities of one prediction.
+// Computes log2 of the probabilities of one prediction.
 void log_probabilities(const float* logits, int64_t n, double* out) {
   const double max = *std::max_element(logits, logits + n);
   double sum = 0;
@@ -108,7 +109,7 @@ void print_json(const std::vector<Loss>& losses) {
   std::printf("%s\n", json.dump().c_str());
 }
 
-// Every type for both, and the pairs that keep keys better than values, and the other way round.
+// Returns every type for both K and V, and pairs whose keys are stored more, or less, exactly than values.
 std::vector<Storage> every_pair() {
   std::vector<Storage> pairs;
   for (int32_t type = 1; tandem_dtype_name(type) != nullptr; ++type)
@@ -125,7 +126,7 @@ bool is_tried_rotated(const Storage& storage, const EngineOptions& engine) {
   return engine.k_rotation == TANDEM_ROTATION_HADAMARD || is_default;
 }
 
-// These, or the one that was asked for; then again with K rotated.
+// Returns all pairs, or the requested one, followed by those to run again with K rotated.
 std::vector<Storage> storages_to_try(const DemoOptions& options) {
   const EngineOptions& engine = options.engine;
   std::vector<Storage> pairs = every_pair();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// tandem-demo: hides facts in a long text and lets the model answer, with dense and with hybrid attention side by side.
+// tandem-demo: hides facts in a long text and lets the model answer, with dense and hybrid attention side by side.
 #include <cstdio>
 
 #include "data_file.h"
@@ -34,7 +34,7 @@ Failure check(const DemoOptions& options) {
   return options.engine.check();
 }
 
-// What depends on files and the machine.
+// Checks what depends on files and the machine.
 Failure check_files(const DemoOptions& options) {
   const bool draws_kept =
       options.n_depths == 0 && options.n_numbers == 0 && options.curve_file.empty() && options.loss_file.empty();
@@ -55,7 +55,7 @@ std::vector<std::string> policy_names_of(const DemoOptions& options) {
   return names;
 }
 
-// A flag of another mode is refused rather than left unused.
+// Refuses flags of another mode, which would be unused.
 Failure check_modes(const DemoOptions& options, const Flags& flags) {
   if (!options.loss_file.empty() && !options.one_pair)
     GENERATE_TRY(flags.refuse_given({"--v-type"}, "is the second of a pair, whose first is --kv-type, with --loss"));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What the four modes of tandem-demo share.
+// Shared by the modes of tandem-demo.
 #include <unistd.h>
 
 #include <cerrno>

@@ -8,7 +8,7 @@
 namespace generate {
 namespace {
 
-constexpr int64_t kAnswerRoom = 16;  // bytes kept free for the answer, so that --context bounds everything
+constexpr int64_t kAnswerRoom = 16;  // bytes kept free for the answer, so that --context limits the whole text
 
 Failure finish(const DemoOptions& options, const std::vector<Contestant>& contestants) {
   if (options.json)
@@ -18,8 +18,8 @@ Failure finish(const DemoOptions& options, const std::vector<Contestant>& contes
   return {};
 }
 
-// One depth: `base` holds the text before the key and is forked; `rest` (the key, the text behind it) and the question
-// follow.
+// Tests one depth. `base` holds the text before the key and is forked. `rest` (the key and the text after it) and the
+// question follow.
 Failure ask_pass_key(const Context& base, std::string_view rest, const Fact& fact, Runtime* runtime,
                      std::vector<Contestant>* contestants, std::vector<std::string>* answers) {
   const int64_t n_common = std::max<int64_t>(static_cast<int64_t>(rest.size()) - kTailTokens, 0);
@@ -41,7 +41,7 @@ Failure ask_pass_key(const Context& base, std::string_view rest, const Fact& fac
 
 }  // namespace
 
-// The text before the key is the same at every depth, so one sequence grows from depth to depth and is forked at each.
+// The text before the key is the same at every depth. So one sequence grows from depth to depth and is forked at each.
 Failure run_passkey(const DemoOptions& options, Runtime* runtime) {
   std::string text;
   std::mt19937_64 random(static_cast<uint64_t>(options.seed));
@@ -61,7 +61,7 @@ Failure run_passkey(const DemoOptions& options, Runtime* runtime) {
   for (int64_t i = 0; i < options.n_depths; ++i) {
     const Fact fact = pass_key_fact(&random);
     const int64_t n_text = options.context - static_cast<int64_t>(fact.question.size()) - kAnswerRoom;
-    // As in the training's evaluation, the last place leaves 300 bytes behind it.
+    // The last place leaves 300 bytes after it, as in the training's evaluation.
     const int64_t place = line_end_before(text, (n_text - 300) * (2 * i + 1) / (2 * options.n_depths));
     AppendOptions append;
     append.label = "prefill";
@@ -89,7 +89,7 @@ Failure run_numbers(const DemoOptions& options, Runtime* runtime) {
   for (const std::string& name : fact_names(options.n_numbers, &random)) facts.push_back(number_fact(name, &random));
   std::string text;
   GENERATE_TRY(load_haystack(options, options.context, &text));
-  text = hide_facts(text, options.context - 64 - kAnswerRoom, &facts);  // 64: the longest question
+  text = hide_facts(text, options.context - 64 - kAnswerRoom, &facts);  // 64: length of the longest question
 
   Session dense;
   Context prefilled;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// tandem-demo without a mode: what a user sees first.
+// tandem-demo without a mode flag: the first thing that a user sees.
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
@@ -20,7 +20,7 @@ std::vector<Fact> make_facts(int64_t seed) {
   return facts;
 }
 
-// The last `n_decode` bytes before the questions are decoded one by one and scored; what comes before is prefilled.
+// Prefills the text and decodes its last `n_decode` bytes one by one, which are scored.
 Failure read_text(const DemoOptions& options, const std::string& text, Runtime* runtime,
                   std::vector<Contestant>* contestants) {
   const std::string_view view = text;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// What went wrong, as a value: one line naming the file or flag and the field; empty when nothing did.
-// A usage failure, exit code 2, is a command line that is wrong whatever the machine and the files are. An interruption is
-// Ctrl-C or SIGTERM (interrupt.h).
+// A failure as a value: one line that names the file or flag and the field; empty if nothing failed. A usage failure (exit
+// code 2) is a command line that is wrong on every machine and with all files. An interruption is Ctrl-C or SIGTERM
+// (interrupt.h).
 #ifndef EXAMPLES_GENERATE_FAILURE_H_
 #define EXAMPLES_GENERATE_FAILURE_H_
 
@@ -25,7 +25,7 @@ inline Failure as_usage(Failure failure) {
   return failure;
 }
 
-// Turns the answer of a tandem_* call into a Failure and releases the error object.
+// Turns the result of a tandem_* call into a Failure and releases the error object.
 inline Failure from_tandem(int32_t status, tandem_error* error) {
   if (status == TANDEM_OK) return {};
   Failure failure{error ? tandem_error_message(error) : ""};

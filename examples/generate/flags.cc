@@ -17,7 +17,7 @@ std::string quoted(std::string_view value) { return std::string("\"").append(val
 
 enum class Parsed { kNumber, kTooLarge, kNoNumber };
 
-// Without a locale: "1.5" is a number everywhere.
+// Parses without a locale, so that "1.5" is a number everywhere.
 template <typename Number>
 Parsed parse_number(std::string_view text, Number* value) {
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), *value);
@@ -136,7 +136,7 @@ Failure Flags::parse(int argc, char** argv, Asked* asked) {
   return *asked == Asked::kNothing ? as_usage(parse_all(argc, argv)) : Failure{};
 }
 
-// A word without dashes may be one whose dashes were forgotten.
+// A word without dashes may be a flag whose dashes were forgotten.
 Failure Flags::unknown(std::string_view name) const {
   constexpr const char* kMore = "; --help lists the flags";
   if (!name.starts_with("-")) {

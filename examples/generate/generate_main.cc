@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// tandem-generate: continues a text, or scores one, with a Llama-family model whose attention is Tandem's.
+// tandem-generate: continues or scores a text with a Llama-family model and Tandem's attention.
 #include <algorithm>
 #include <cstdio>
 #include <exception>
@@ -56,7 +56,7 @@ Failure check(const Request& request) {
   return request.engine.check();
 }
 
-// text[offset, offset + context], one byte more than the context: the last prediction needs it.
+// Returns text[offset, offset + context], one byte more than the context, for the last prediction.
 Failure score_slice(const Request& request, const std::string& text, std::string_view* slice) {
   const int64_t size = static_cast<int64_t>(text.size());
   if (request.score_offset >= size || request.score_context + 1 > size - request.score_offset)
@@ -67,7 +67,7 @@ Failure score_slice(const Request& request, const std::string& text, std::string
   return {};
 }
 
-// Under --max-distance no query is further from a key than in a text of so many tokens and one more.
+// Under --max-distance, distances are those of a text of max_distance + 1 tokens at most.
 Failure check_tokens(const Request& request, const std::string& text) {
   const std::string& directory = request.engine.model_directory;
   const int64_t most = request.policy.max_distance > 0 ? request.policy.max_distance + 1 : INT64_MAX;
@@ -137,7 +137,7 @@ void print_device(const DeviceMemoryReport& device) {
       mb(weights.streamed_bytes), static_cast<long long>(weights.n_ahead), static_cast<long long>(weights.n_streamed_uses));
 }
 
-// is_part: of what was done until Ctrl-C.
+// is_part: the numbers cover only the work done until Ctrl-C.
 void print_json(const Request& request, const Outcome& outcome, const DeviceMemoryReport& device, bool is_part) {
   Json json;
   if (is_part) json["interrupted"] = true;
@@ -160,7 +160,7 @@ void print_json(const Request& request, const Outcome& outcome, const DeviceMemo
   if (outcome.selected_share >= 0) json["selected_share"] = outcome.selected_share;
   if (outcome.pair_share >= 0) json["pair_share"] = outcome.pair_share;
   add_device(device, &json);
-  // A byte model may answer what is no UTF-8: such bytes become U+FFFD.
+  // A byte model's answer may be invalid UTF-8. Invalid bytes become U+FFFD.
   std::printf("%s\n", json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace).c_str());
 }
 
@@ -271,7 +271,7 @@ Failure serve(Request* request) {
   return stopped;
 }
 
-// Flags that would change nothing are refused.
+// Refuses flags that would have no effect.
 Failure check_flags(const Flags& flags, const Request& request) {
   const bool scores_alone = !request.score_file.empty() && request.prompt.empty() && request.prompt_file.empty();
   if (scores_alone) GENERATE_TRY(flags.refuse_given({"--n-predict", "--temperature", "--seed"}, "is unused with --score"));

@@ -52,7 +52,7 @@ double Work::share() const {
 }
 
 WorkMeter::WorkMeter(const Context& context) : n_tokens_(context.n_tokens) {
-  if (session_stats(context.session, &before_)) before_ = TANDEM_SESSION_STATS_INIT;  // finish() meets the error again
+  if (session_stats(context.session, &before_)) before_ = TANDEM_SESSION_STATS_INIT;  // finish() meets the same error
   start_ = std::chrono::steady_clock::now();
 }
 

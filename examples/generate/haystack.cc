@@ -13,7 +13,7 @@ std::string random_digits(std::mt19937_64* random) {
   return out;
 }
 
-// std::shuffle orders differently from one standard library to another.
+// Replaces std::shuffle, whose order differs between standard libraries.
 template <typename Item>
 void shuffle(std::vector<Item>* items, std::mt19937_64* random) {
   for (size_t i = items->size(); i > 1; --i) std::swap((*items)[i - 1], (*items)[(*random)() % i]);
@@ -66,7 +66,7 @@ int64_t line_end_before(const std::string& text, int64_t place) {
 std::string hide_facts(const std::string& text, int64_t n_bytes, std::vector<Fact>* facts) {
   const int64_t n = static_cast<int64_t>(facts->size());
   std::string out;
-  int64_t taken = 0;  // of text
+  int64_t taken = 0;  // bytes of text used so far
   for (int64_t i = 0; i < n; ++i) {
     Fact& fact = (*facts)[i];
     const int64_t place =

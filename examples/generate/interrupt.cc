@@ -14,9 +14,9 @@ namespace generate {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-constexpr auto kPatience = std::chrono::seconds(5);             // until work that does not look is ended
+constexpr auto kPatience = std::chrono::seconds(5);             // until work that does not poll is ended
 constexpr auto kOneKeystroke = std::chrono::milliseconds(500);  // some parents send a signal twice
-constexpr int kOfSignals = 128;                                 // exit codes begin here
+constexpr int kOfSignals = 128;                                 // exit codes of signals begin here
 
 int32_t signal_that_came = 0;
 

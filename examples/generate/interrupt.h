@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
-// Ctrl-C and SIGTERM as a flag that long work looks at, so that a program ends in order: with the statistics so far, files
-// closed, and no half a line on the terminal.
+// Ctrl-C and SIGTERM set a flag that long work polls. So a program ends in order: it prints the statistics so far, closes
+// its files, and leaves no half line on the terminal.
 //
-// A thread of its own waits for the signals, which all other threads block. No handler runs on a thread that computes: it
-// may be in a matrix product whose stack pointer is no stack's. Work that does not look at the flag for some seconds is
-// ended all the same, and so it is by a second Ctrl-C.
+// A separate thread waits for the signals, and all other threads block them. No handler may run on a computing thread: it
+// may be in a matrix product whose stack pointer is not a stack's. If the work does not poll the flag for some seconds, or a
+// second Ctrl-C comes, the program ends anyway.
 #ifndef EXAMPLES_GENERATE_INTERRUPT_H_
 #define EXAMPLES_GENERATE_INTERRUPT_H_
 
@@ -12,15 +12,15 @@
 
 namespace generate {
 
-// Once, before other threads are made: they inherit what is blocked. A signal that is ignored (nohup, a shell's "&") stays
-// so.
+// Call once, before other threads are created, because they inherit the signal mask. An ignored signal (nohup, a shell's
+// "&") stays ignored.
 void catch_interrupts();
 
-// 0 until a signal has come. The address is for tandem_attend_args::cancel.
+// Returns the flag, for tandem_attend_args::cancel. It is 0 until a signal comes.
 const int32_t* interrupt_flag();
 bool is_interrupted();
 
-// As shells count: 130 for Ctrl-C, 143 for SIGTERM.
+// Returns the exit code by the shells' convention: 130 for Ctrl-C, 143 for SIGTERM.
 int interrupt_exit_code();
 
 }  // namespace generate

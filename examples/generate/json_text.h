@@ -7,17 +7,16 @@
 
 namespace generate {
 
-// At most 60 bytes of a text for a message, cut between two characters.
+// Cuts a text for a message to 60 bytes, between two characters.
 inline std::string brief_text(const std::string& text) {
   constexpr size_t kMaxBytes = 60;
   if (text.size() <= kMaxBytes) return text;
   size_t end = kMaxBytes;
-  while (end > 0 && (text[end] & 0xc0) == 0x80) --end;  // the later bytes of a UTF-8 character
+  while (end > 0 && (text[end] & 0xc0) == 0x80) --end;  // later bytes of a UTF-8 character
   return text.substr(0, end) + "…";
 }
 
-// A JSON value for a message: short, and without descending into it (dump() recurses, and a hostile file can nest deeper
-// than the stack).
+// Returns a JSON value for a message: short, and without recursion, because a hostile file can nest deeper than the stack.
 inline std::string brief(const nlohmann::json& json) {
   if (json.is_object()) return "{...}";
   if (json.is_array()) {

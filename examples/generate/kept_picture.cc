@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
-// One band per KV head; along it, how many of the keys under each pixel the head kept, as a colour from pale to deep.
+// One band per KV head. Its colour, from pale to deep, is the share of the keys under each pixel that the head kept.
 //
 //            pass key   amber
 //   layer 0  |..:.|....|::...|..        | window | 9 %
 //            ...
-//   all heads: in how many of them a key was kept
+// all heads: the share of them that kept a key
 #include <algorithm>
 #include <cmath>
 #include <numeric>
@@ -18,7 +18,7 @@ namespace {
 constexpr int32_t kWidth = 1600, kLeft = 150, kRight = 1450, kTop = 190, kBandHeight = 34, kBandGap = 6, kLayerGap = 12;
 constexpr Color kWindow{0.36, 0.47, 0.62}, kFact{0.05, 0.53, 0.42}, kAsked{0.80, 0.11, 0.35};
 
-// Pale yellow, orange, deep red: share of the keys under a pixel, with the root taken so that few are still seen.
+// Pale yellow to orange to deep red, by the share of kept keys under a pixel. The root keeps small shares visible.
 Color heat(double share) {
   const double t = std::sqrt(std::clamp(share, 0.0, 1.0));
   constexpr Color kStops[] = {{1.0, 0.90, 0.66}, {0.98, 0.66, 0.26}, {0.86, 0.30, 0.12}, {0.45, 0.04, 0.10}};
@@ -45,7 +45,8 @@ struct Layout {
   double x_of(int64_t token_idx) const {
     return kLeft + static_cast<double>(token_idx) / static_cast<double>(picture.n_tokens) * (kRight - kLeft);
   }
-  // Tokens leave the window in blocks, so it may be a little longer than asked for: what all heads keep at the end is it.
+  // Tokens leave the window in blocks, so it may be longer than requested: it is the run of newest tokens that all heads
+  // keep.
   int64_t window_first() const {
     int64_t first = 0;
     for (const KeptPicture::Band& band : picture.bands) {
@@ -55,9 +56,8 @@ struct Layout {
     }
     return std::min(first, std::max<int64_t>(0, picture.n_tokens - picture.window_tokens));
   }
-  // Of the tokens under each pixel, its own and no neighbour's, the mean of `per_token`. A pixel has a token or two more
-  // than the next one: dividing by their mean would draw a comb. Where tokens are wider than pixels, each has the one it is
-  // in.
+  // Returns, for each pixel, the mean of `per_token` over only its own tokens. Pixels differ by a token or two, so dividing
+  // by their mean number would draw a comb. If tokens are wider than pixels, a pixel shows the token that it is in.
   std::vector<double> per_pixel(const std::vector<int64_t>& per_token) const {
     constexpr int64_t kPixels = kRight - kLeft;
     std::vector<int64_t> before(per_token.size() + 1);
@@ -114,7 +114,7 @@ void draw_marks(Layout* page) {
   }
 }
 
-// Below the bands: for each pixel the mean number of heads that keep a key there, as bars.
+// Draws bars below the bands: for each pixel the mean share of heads that keep a key there.
 void draw_sum(Layout* page) {
   constexpr double kHeight = 60;
   const KeptPicture& picture = page->picture;

@@ -27,7 +27,7 @@ memory::desc rows_desc(int64_t n_rows, int64_t n_columns) {
   return {{n_rows, n_columns}, memory::data_type::f32, memory::format_tag::ab};
 }
 
-// The two places where oneDNN 2 and 3 differ.
+// Covers one of the two differences between oneDNN 2 and 3. append_silu() covers the other.
 matmul::primitive_desc describe(const memory::desc& x, const memory::desc& weight, const memory::desc& bias,
                                 const memory::desc& y, const dnnl::primitive_attr& attributes) {
 #if DNNL_VERSION_MAJOR >= 3
@@ -57,7 +57,7 @@ dnnl::primitive_attr attributes_of(After after, int64_t n_rows, int64_t n_out) {
   return attributes;
 }
 
-// oneDNN never writes through the memory of an input; its C++ interface cannot say so.
+// oneDNN never writes to an input, but its C++ interface takes no const pointer.
 memory input(const memory::desc& desc, const float* data) { return {desc, cpu_engine(), const_cast<float*>(data)}; }
 
 }  // namespace
@@ -66,10 +66,10 @@ struct Linear::Parts {
   int64_t n_in, n_out;
   After after;
   int32_t n_threads;
-  memory weight;  // [n_in, n_out] in the layout that a single row wants, which reads it fastest
+  memory weight;  // [n_in, n_out] in the layout that is fastest for a single row
   std::vector<float> bias;
   memory::desc bias_desc;
-  std::unordered_map<int64_t, matmul> by_rows;  // creating one costs more than a decode call
+  std::unordered_map<int64_t, matmul> by_rows;  // creating a primitive costs more than a decode call
 
   matmul::primitive_desc describe_rows(int64_t n_rows, const memory::desc& weight_desc) const {
     return describe(rows_desc(n_rows, n_in), weight_desc, bias_desc, rows_desc(n_rows, n_out),
@@ -78,7 +78,7 @@ struct Linear::Parts {
   const matmul& primitive(int64_t n_rows) {
     auto it = by_rows.find(n_rows);
     if (it != by_rows.end()) return it->second;
-    if (by_rows.size() >= 8) by_rows.clear();  // odd lengths of last chunks pile up otherwise
+    if (by_rows.size() >= 8) by_rows.clear();  // otherwise odd lengths of last chunks accumulate
     return by_rows.emplace(n_rows, matmul(describe_rows(n_rows, weight.get_desc()))).first->second;
   }
 };
@@ -103,7 +103,7 @@ Linear::~Linear() = default;
 void Linear::apply(float* y, const float* x, int64_t n_rows, const float* other) {
   if (n_rows == 0) return;
   Parts& parts = *parts_;
-  omp_set_num_threads(n_rows == 1 ? 1 : parts.n_threads);  // before creating: oneDNN plans for the threads it sees
+  omp_set_num_threads(n_rows == 1 ? 1 : parts.n_threads);  // before creating: oneDNN plans for these threads
   const memory::desc y_desc = rows_desc(n_rows, parts.n_out);
   std::unordered_map<int, memory> args = {{DNNL_ARG_SRC, input(rows_desc(n_rows, parts.n_in), x)},
                                           {DNNL_ARG_WEIGHTS, parts.weight},

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
-// Linear layers, y = x W^T + b, by oneDNN in f32. What follows a linear layer in this architecture (SiLU, the product of
-// the gate, the residual sum) is done by oneDNN as well, on the rows it has just computed.
+// Linear layers, y = x W^T + b, by oneDNN in f32. oneDNN also does the operation after the layer, on the rows that it has
+// just computed: SiLU, the product with the gate, or the residual sum.
 //
-// Threads: a call with one row runs on the calling thread alone, because decode alternates with Tandem's pool on the same
-// cores and OpenMP's team would keep spinning there; with several rows it runs on n_threads.
+// Threads: a call with one row runs only on the calling thread. Decode alternates with Tandem's pool on the same cores,
+// where OpenMP's team would keep spinning. A call with several rows runs on n_threads.
 #ifndef EXAMPLES_GENERATE_LINEAR_H_
 #define EXAMPLES_GENERATE_LINEAR_H_
 
@@ -29,8 +29,8 @@ class Linear {
   Linear& operator=(Linear&&) noexcept;
   ~Linear();
 
-  // x: [n_rows, n_in], y: [n_rows, n_out]; other for kTimes alone. Throws dnnl::error, which is a std::exception, when
-  // oneDNN has no memory.
+  // x: [n_rows, n_in], y: [n_rows, n_out]; `other` for kTimes only. Throws dnnl::error, a std::exception, if oneDNN has no
+  // memory.
   void apply(float* y, const float* x, int64_t n_rows, const float* other = nullptr);
 
  private:
@@ -38,7 +38,7 @@ class Linear {
   std::unique_ptr<Parts> parts_;
 };
 
-// Ends OpenMP's team (which spins for milliseconds after its last work); the next call with several rows starts it again.
+// Ends OpenMP's team, which spins for milliseconds after its last work. The next call with several rows restarts it.
 void pause_linear_threads();
 
 }  // namespace generate

@@ -12,9 +12,9 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr int64_t kMaxField = int64_t{1} << 24;  // no dimension of a real model comes near; products stay in int64_t
+constexpr int64_t kMaxField = int64_t{1} << 24;  // far above every dimension of a real model; products fit int64_t
 
-// The fields of one JSON object, with messages that name file and field.
+// The fields of one JSON object. Messages name file and field.
 struct Fields {
   std::string path;
   const Json& json;
@@ -25,18 +25,18 @@ struct Fields {
     const auto it = json.find(name);
     return it == json.end() || it->is_null() ? nullptr : &*it;
   }
-  // absent: the value when the field is not there, -1: it must be.
+  // absent: the value if the field is missing; -1: the field must exist.
   Failure count(const char* name, int64_t absent, int64_t* value) const {
     const Json* field = find(name);
     if (field == nullptr) {
       *value = absent;
       return absent < 0 ? refuse(name, "is missing") : Failure{};
     }
-    // The parser keeps whole numbers of more than 64 bits as floating point.
+    // The parser turns whole numbers of more than 64 bits into floating point.
     if (field->is_number_float() && std::abs(field->get<double>()) > static_cast<double>(kMaxField))
       return refuse(name, "= " + brief(*field) + " is out of range");
     if (!field->is_number_integer()) return refuse(name, "= " + brief(*field) + " is not a whole number");
-    // A large unsigned number would turn negative on its way through int64_t, which is out of range as well.
+    // A large unsigned number turns negative as int64_t, which is out of range as well.
     *value = field->get<int64_t>();
     if (*value < 1 || *value > kMaxField) return refuse(name, "= " + brief(*field) + " is out of range");
     return {};
@@ -67,7 +67,7 @@ struct Fields {
   }
 };
 
-// Rotates only some of a head's dimensions.
+// Refuses models that rotate only some of a head's dimensions.
 Failure check_partial_rotary(const Fields& fields) {
   double factor = 1;
   GENERATE_TRY(fields.positive("partial_rotary_factor", 1, &factor));
@@ -76,9 +76,9 @@ Failure check_partial_rotary(const Fields& fields) {
                                      "= " + brief(*fields.find("partial_rotary_factor")) + " is not supported (1 is)");
 }
 
-// What describes a rotation: all that is not computed here is refused, the name of the kind and its settings.
+// Reads the description of a rotation. Refuses kinds and settings that are not computed here.
 Failure read_rope_object(const Fields& fields, ModelConfig* config) {
-  for (const char* name : {"rope_type", "type"}) {  // the newer and the older spelling
+  for (const char* name : {"rope_type", "type"}) {  // the newer and the older name
     std::string type;
     GENERATE_TRY(fields.word(name, "default", &type));
     if (type != "default") return fields.refuse(name, brief(type) + " is not supported (default is)");
@@ -95,7 +95,7 @@ Failure read_rope_object(const Fields& fields, ModelConfig* config) {
 Failure read_rope(const Fields& fields, ModelConfig* config) {
   GENERATE_TRY(fields.positive("rope_theta", 10000, &config->rope_theta));
   GENERATE_TRY(check_partial_rotary(fields));
-  // Older files have rope_scaling beside rope_theta, newer ones both inside rope_parameters.
+  // Older files have rope_scaling beside rope_theta. Newer ones have both inside rope_parameters.
   for (const char* name : {"rope_scaling", "rope_parameters"}) {
     const Json* rope = fields.find(name);
     if (rope == nullptr) continue;
@@ -106,7 +106,7 @@ Failure read_rope(const Fields& fields, ModelConfig* config) {
 }
 
 Failure read_sliding_window(const Fields& fields, ModelConfig* config) {
-  bool use = true;  // Mistral has a sliding window when it has a length, Qwen2 only when this says so
+  bool use = true;  // Mistral has a sliding window if it has a length, Qwen2 only if this flag is true
   GENERATE_TRY(fields.flag("use_sliding_window", config->model_type != "qwen2", &use));
   if (!use || fields.find("sliding_window") == nullptr) return {};
   return fields.count("sliding_window", -1, &config->sliding_window_tokens);

@@ -12,7 +12,7 @@
 namespace generate {
 
 std::vector<std::string> model_shape_names();
-// Refuses a name that is not in the list, which the message gives.
+// Finds the shapes with this name. The failure lists the known names.
 Failure find_model_shapes(ModelConfig* config, const std::string& name);
 
 }  // namespace generate

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// "Did you mean": the name that a mistyped one is closest to. Nothing but the standard library, as all programs include it.
+// "Did you mean": finds the name closest to a mistyped one. Uses only the standard library, as all programs include it.
 #ifndef EXAMPLES_GENERATE_NEAREST_NAME_H_
 #define EXAMPLES_GENERATE_NEAREST_NAME_H_
 
@@ -10,7 +10,7 @@
 
 namespace generate {
 
-// The least number of letters added, left out, replaced or swapped with their neighbour that makes `to` of `from`.
+// Returns the least number of letters to add, remove, replace or swap with a neighbour to turn `from` into `to`.
 inline size_t edit_distance(std::string_view from, std::string_view to) {
   std::vector<size_t> before(to.size() + 1), row(to.size() + 1), next(to.size() + 1);
   for (size_t j = 0; j <= to.size(); ++j) row[j] = j;
@@ -27,10 +27,10 @@ inline size_t edit_distance(std::string_view from, std::string_view to) {
   return row[to.size()];
 }
 
-// Empty where no name is near: more than a third of the letters differ, and neither is the beginning of the other.
+// Returns the nearest name. Empty if more than a third of the letters differ and neither name begins with the other.
 inline std::string nearest_name(std::string_view given, const std::vector<std::string>& names) {
-  constexpr size_t kLongest = 64;                              // whatever is longer is no slip of the hand
-  const size_t n_shared = given.substr(0, 2) == "--" ? 4 : 2;  // letters that make a beginning
+  constexpr size_t kLongest = 64;                              // a longer word is no typing error
+  const size_t n_shared = given.substr(0, 2) == "--" ? 4 : 2;  // shared letters that count as a common beginning
   std::string nearest;
   size_t least = kLongest;
   for (const std::string& name : names) {
@@ -46,7 +46,7 @@ inline std::string nearest_name(std::string_view given, const std::vector<std::s
   return nearest;
 }
 
-// " (did you mean --kv-len?)", or "" where no name is near.
+// Returns " (did you mean --kv-len?)", or "" if no name is near.
 inline std::string did_you_mean(std::string_view given, const std::vector<std::string>& names) {
   const std::string name = nearest_name(given, names);
   return name.empty() ? "" : " (did you mean " + name + "?)";

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The pictures of tandem-demo, as PNG files. Built without Cairo there are none: have_pictures() says so.
+// The pictures of tandem-demo, as PNG files. Without Cairo there are none, and have_pictures() returns false.
 #ifndef EXAMPLES_GENERATE_PICTURE_H_
 #define EXAMPLES_GENERATE_PICTURE_H_
 
@@ -13,7 +13,7 @@ namespace generate {
 
 bool have_pictures();
 
-// Which keys each KV head kept: x is the position, one band per layer and KV head.
+// The keys that each KV head kept: x is the position, with one band per layer and KV head.
 struct KeptPicture {
   struct Band {
     int64_t layer_idx, kv_head_idx;
@@ -22,7 +22,7 @@ struct KeptPicture {
   struct Mark {
     std::string name;
     int64_t first, n_tokens;
-    bool asked;  // the one that the question was about
+    bool asked;  // the fact that the question asked for
   };
   std::string subtitle;
   int64_t n_tokens, sink_tokens, window_tokens;
@@ -31,7 +31,7 @@ struct KeptPicture {
 };
 Failure draw_kept(const KeptPicture& picture, const std::string& path);
 
-// Bits per byte against KV bytes read, one line per window.
+// Bits per byte over KV bytes read, one line per window.
 struct CurvePicture {
   struct Point {
     double window_percent, beta, share, bits_per_byte;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Stands in where there is no Cairo.
+// Replaces the pictures in builds without Cairo.
 #include "picture.h"
 
 namespace generate {

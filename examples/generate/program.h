@@ -6,8 +6,8 @@
 
 namespace generate {
 
-// Exit code 0, or after one line on stderr 2 for a usage failure, 130 for Ctrl-C and 1 for any other. Exceptions (no memory,
-// oneDNN) are failures too.
+// Runs a program. Returns exit code 0, or prints one line on stderr and returns 2 for a usage failure, 130 for Ctrl-C, 143
+// for SIGTERM and 1 for other failures. Exceptions (no memory, oneDNN) count as failures.
 int run_program(const char* name, int argc, char** argv, Failure (*run)(int argc, char** argv));
 
 }  // namespace generate

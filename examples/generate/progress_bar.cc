@@ -15,7 +15,7 @@
 namespace generate {
 namespace {
 
-constexpr double kSilence = 1, kInterval = 0.1;  // seconds: before the first line, between two
+constexpr double kSilence = 1, kInterval = 0.1;  // seconds before the first line, and between two lines
 constexpr char kErase[] = "\r\033[K";
 
 std::atomic<bool> is_on_terminal = false;
@@ -79,7 +79,7 @@ void ProgressBar::show(int64_t n_done) {
   std::string end = counts;
   const int64_t n_left = n_units_ - n_done;
   if (n_left > 0 && n_done > 0) end += "  " + duration_text(static_cast<double>(n_left) / per_second) + " left";
-  // What is longer than the terminal is wide would not be erased.
+  // A line longer than the terminal's width could not be erased.
   const size_t most = is_terminal_ ? terminal_columns() - 1 : 1000, used = label_.size() + end.size() + 3;
   std::string line = label_;
   if (used + 4 <= most) {

@@ -8,11 +8,11 @@
 
 namespace generate {
 
-// "prefill [########        ]  50 %  8192 tokens  2100 tokens/s  4 s left" on stderr: where that is a terminal that can
-// erase a line and the work has lasted a second, or at once when forced. Gone when the object goes.
+// Shows "prefill [########        ]  50 %  8192 tokens  2100 tokens/s  4 s left" on stderr. It appears on a terminal that
+// can erase a line, after one second of work, or at once when forced. The destructor erases it.
 class ProgressBar {
  public:
-  // An empty label: no bar.
+  // An empty label means no bar.
   ProgressBar(std::string label, int64_t n_units, const char* unit, bool forced = false);
   ~ProgressBar();
   ProgressBar(const ProgressBar&) = delete;
@@ -27,10 +27,10 @@ class ProgressBar {
   std::chrono::steady_clock::time_point start_, last_;
 };
 
-// "9 s", "2 min 5 s", "3 h 20 min"
+// Returns "9 s", "2 min 5 s" or "3 h 20 min".
 std::string duration_text(double seconds);
 
-// The line of a bar that is on the terminal now, whichever thread draws it.
+// Erases the line of a bar that is on the terminal now, drawn by any thread.
 void erase_progress();
 
 }  // namespace generate

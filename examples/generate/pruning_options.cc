@@ -69,7 +69,7 @@ Failure Pruning::parse(const std::string& text, const char* flag) {
 }
 
 tandem_pruning Pruning::get() {
-  constexpr int64_t kAll = int64_t{1} << 30;  // tokens
+  constexpr int64_t kAll = int64_t{1} << 30;  // tokens, more than any sequence has
   tandem_pruning pruning = TANDEM_PRUNING_INIT;
   if (!preset_.empty()) pruning.preset = preset_.c_str();
   if (!stages_.empty()) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// --pruning: what policy "hip" prunes, as a preset's name or written out.
+// --pruning: options of policy "hip", as a preset's name or in full.
 #ifndef EXAMPLES_GENERATE_PRUNING_OPTIONS_H_
 #define EXAMPLES_GENERATE_PRUNING_OPTIONS_H_
 
@@ -12,14 +12,14 @@
 
 namespace generate {
 
-// "3k", or SINKS/WINDOW/STAGE/STAGE... with each stage as JUDGE:CHUNK:KEEP:INTERVAL, and +next behind the last one:
-// "64/1024/bounds:64:16384:16/exact:8:2048:4+next". dense+ before either: appends attend everything, and decode alone is
+// "3k", or SINKS/WINDOW/STAGE/STAGE..., where a stage is JUDGE:CHUNK:KEEP:INTERVAL and the last may end in +next:
+// "64/1024/bounds:64:16384:16/exact:8:2048:4+next". With dense+ before either, appends attend everything and only decode is
 // pruned.
 class Pruning {
  public:
-  // flag: named in the failure. "" is Tandem's default.
+  // flag: named in the failure. "" means Tandem's default.
   Failure parse(const std::string& text, const char* flag);
-  // Points into this object.
+  // Returns options that point into this object.
   tandem_pruning get();
 
  private:

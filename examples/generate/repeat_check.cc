@@ -8,7 +8,8 @@
 namespace generate {
 namespace {
 
-// Normalized input, Q K V, rotated Q and K, attention's output; normalized input of the FFN, gate and up, their product.
+// Roundings per layer: normalized input, Q K V, rotated Q and K, attention's output; normalized input of the FFN, gate and
+// up, their product.
 constexpr double kRoundings = 7;
 
 }  // namespace
@@ -34,7 +35,7 @@ double repeat_bound(const Repeat& repeat) {
 Failure check_repeat(std::span<const float> first, std::span<const float> second, const Repeat& repeat, double* distance) {
   *distance = logits_distance(first, second);
   const double bound = repeat_bound(repeat);
-  if (*distance <= bound) return {};  // NaN is not
+  if (*distance <= bound) return {};  // false for NaN
   const std::string apart = std::to_string(*distance) + " of their length apart";
   if (repeat.is_one_plan) return {"a step gave other logits the second time, " + apart + ", by the same plan"};
   return {"a step gave other logits the second time, " + apart + ": rounding explains " + std::to_string(bound)};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// --kv host: K and V are in host memory, and what is outside the window is attended by a route of Tandem's.
+// --kv host: K and V are in host memory. One of Tandem's routes attends the keys outside the window.
 #ifndef EXAMPLES_GENERATE_ROUTE_OPTIONS_H_
 #define EXAMPLES_GENERATE_ROUTE_OPTIONS_H_
 
@@ -16,11 +16,11 @@ struct PolicyOptions;
 
 struct RouteOptions {
   std::string route;                              // empty: Tandem's default, "auto"
-  double stream_share = -1, recompute_share = 0;  // of "host+stream", which needs it, and of "recompute"; 0: all
-  int32_t x_type = 0;                             // of the hidden states that "recompute" keeps; 0: 16 bits
-  int64_t buffer_bytes = 0;                       // of each of two; 0: Tandem's default
+  double stream_share = -1, recompute_share = 0;  // shares for "host+stream", which needs one, and for "recompute"; 0: all
+  int32_t x_type = 0;                             // type of the hidden states that "recompute" keeps; 0: 16 bits
+  int64_t buffer_bytes = 0;                       // bytes of each of two buffers; 0: Tandem's default
   void declare(Flags* flags);
-  // What goes with neither these options nor each other, by flag and value.
+  // Refuses combinations with other options and with each other. The message names flag and value.
   Failure check(const Flags& flags, const EngineOptions& engine, const PolicyOptions& policy) const;
   bool recomputes() const { return route == "recompute"; }
 };

@@ -37,7 +37,7 @@ std::vector<std::string> storage_types() {
 
 std::vector<std::string> key_types() {
   std::vector<std::string> names = storage_types();
-  names.resize(TANDEM_Q4_64 - 1);  // the last is for hidden states alone
+  names.resize(TANDEM_Q4_64 - 1);  // without the last, which is for hidden states only
   return names;
 }
 
@@ -144,7 +144,7 @@ Failure check_policy_flags(const Flags& flags, const std::vector<std::string>& p
   return flags.refuse_given({"--window"}, "is for --policy streaming and hgca, and for --device cuda");
 }
 
-// Under patterns a prompt brings the keys that its window lacks, unless the library rotates them.
+// Under patterns, a prompt brings the keys that its window lacks to the device, unless the library rotates keys.
 bool has_all_keys(const EngineOptions& engine, const PolicyOptions& policy) {
   const bool is_window_given = policy.window_tokens >= 0 || engine.kv_place == kOnHost;
   return policy.policy == "hip" || (policy.policy == "patterns" && (!is_window_given || engine.rope != 0));
@@ -164,7 +164,7 @@ Failure Runtime::open(const EngineOptions& options) {
   } else {
     GENERATE_TRY(as_usage(find_model_shapes(&config, options.shapes)));
   }
-  // What is wrong with the model's files is said before what is wrong with the device.
+  // This order reports errors in the model's files before errors of the device.
   if (options.place == kCpu) GENERATE_TRY(open_transformer(config));
   GENERATE_TRY(open_engine());
   if (options.place != kCpu) GENERATE_TRY(open_transformer(config));
@@ -180,7 +180,7 @@ Failure Runtime::open(const EngineOptions& options) {
   return {};
 }
 
-// Tandem copies the projections, but for matrices that are on the device already and stay there.
+// Tandem copies the projections, except matrices that are on the device and stay there.
 Failure Runtime::open_model(const ModelConfig& config) {
   std::vector<tandem_layer_options> layers(config.n_layers, layer_options(config, options_.rope == 1));
   std::vector<LayerProjection> projections(options_.keeps_hidden ? config.n_layers : 0);
@@ -234,7 +234,7 @@ Failure Runtime::open_transformer(const ModelConfig& config) {
   return make_cuda_transformer(config, cuda, &transformer_);
 }
 
-// Gates are of KV heads, patterns of query heads.
+// Files of gates have one per KV head, so the group size is needed. Patterns are per query head.
 Failure Runtime::read_patterns(const std::string& file, OptionsOfSession* options) const {
   tandem_pattern_file_options how = TANDEM_PATTERN_FILE_OPTIONS_INIT;
   how.group_size = config().n_q_heads / config().n_kv_heads;

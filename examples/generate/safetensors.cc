@@ -24,7 +24,7 @@ using Json = nlohmann::json;
 
 constexpr uint64_t kMaxHeaderBytes = 100'000'000;  // the format's own limit
 
-// 0: not a type of the format. Sub-byte types are not there: nothing here could use them.
+// Returns 0 for a type that the format lacks, or a sub-byte type, which this code cannot use.
 size_t element_bytes(const std::string& dtype) {
   static constexpr struct {
     const char* name;
@@ -52,8 +52,8 @@ float f16_to_f32(uint16_t half) {
   return std::bit_cast<float>(sign | wide << 23 | fraction << 13);
 }
 
-// {"dtype": "BF16", "shape": [256, 384], "data_offsets": [first, last + 1]} within n_data_bytes; returns what is wrong with
-// it.
+// Parses {"dtype": "BF16", "shape": [256, 384], "data_offsets": [first, last + 1]}, whose data must be within n_data_bytes.
+// Returns "", or what is wrong.
 std::string parse_entry(const Json& json, const std::byte* data, uint64_t n_data_bytes, WeightView* view) {
   if (!json.is_object()) return "is not an object";
   const auto dtype = json.find("dtype"), shape = json.find("shape"), offsets = json.find("data_offsets");
@@ -83,7 +83,8 @@ std::string parse_entry(const Json& json, const std::byte* data, uint64_t n_data
   return "";
 }
 
-// The header, or "discarded". twice: a key that the header or one of its tensors has twice, of which Json keeps the last.
+// Returns the header, or "discarded". *twice gets a key that the header, or one of its tensors, has twice: Json keeps only
+// the last.
 Json parse_json(const char* first, const char* last, std::string* twice) {
   std::set<std::string> tensor_keys, header_keys;
   const auto watch = [&](int depth, Json::parse_event_t event, const Json& parsed) {
@@ -97,11 +98,11 @@ Json parse_json(const char* first, const char* last, std::string* twice) {
 }
 
 struct Range {
-  uint64_t first, end;  // bytes of the data
+  uint64_t first, end;  // range in the data, in bytes
   std::string name;
 };
 
-// The ranges follow one another from the first byte of the data to the last; returns what is wrong with them.
+// Checks that the ranges follow one another from the first byte of the data to the last. Returns "", or what is wrong.
 std::string cover_refusal(std::vector<Range> ranges, uint64_t n_data_bytes) {
   std::sort(ranges.begin(), ranges.end(),
             [](const Range& a, const Range& b) { return std::tie(a.first, a.end) < std::tie(b.first, b.end); });
@@ -163,7 +164,7 @@ Failure WeightFiles::open_index(const std::string& directory, const std::string&
 
 Failure WeightFiles::open_file(const std::string& path) {
   source_ = path;
-  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // waits for no writer of a pipe
+  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // does not wait for a pipe's writer
   if (fd < 0) return {path + ": " + std::strerror(errno)};
   struct stat info = {};
   const bool regular = fstat(fd, &info) == 0 && S_ISREG(info.st_mode);

@@ -12,7 +12,7 @@ int64_t Sampler::sample(const float* logits, int64_t n) {
   const auto weight = [&](int64_t i) { return std::exp((static_cast<double>(logits[i]) - logits[best]) / temperature_); };
   double sum = 0;
   for (int64_t i = 0; i < n; ++i) sum += weight(i);
-  // 53 random bits by hand: what std::uniform_real_distribution does differs between libraries.
+  // Makes 53 random bits by hand, because std::uniform_real_distribution differs between libraries.
   double left = sum * static_cast<double>(random_() >> 11) * 0x1p-53;
   for (int64_t i = 0; i < n; ++i) {
     left -= weight(i);

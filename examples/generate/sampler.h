@@ -7,8 +7,8 @@
 
 namespace generate {
 
-// The next token: the most likely one at temperature 0, otherwise drawn from softmax(logits / temperature).
-// The same seed gives the same tokens on every machine.
+// Chooses the next token: the most likely one at temperature 0, otherwise drawn from softmax(logits / temperature). The same
+// seed gives the same tokens on every machine.
 class Sampler {
  public:
   Sampler(double temperature, uint64_t seed) : temperature_(temperature), random_(seed) {}
@@ -19,7 +19,7 @@ class Sampler {
   std::mt19937_64 random_;
 };
 
-// -log2 of the probability that the logits give to `token`.
+// Returns -log2 of the probability that the logits give to `token`.
 double bits_of(const float* logits, int64_t n, int64_t token);
 
 }  // namespace generate

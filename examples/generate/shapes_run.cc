@@ -21,8 +21,8 @@ Failure next_token(Runtime* runtime, const Context& context, int32_t* token) {
   return {runtime->options().name() + ": the logits after " + std::to_string(context.n_tokens) + " tokens are not finite"};
 }
 
-// The same step twice at one place. On the device's own K and V the first step of a session goes kernel by kernel, the
-// second is captured and replayed.
+// Runs the same step twice at one place. With K and V on the device, a session's first step runs kernel by kernel, and its
+// second step is captured and replayed.
 Failure compare_routes(Runtime* runtime, Context* context, const Repeat& repeat, ShapesOutcome* outcome) {
   int32_t token = 0;
   GENERATE_TRY(runtime->step(context, kFirstToken));
@@ -53,8 +53,7 @@ Failure time_prefill(Runtime* runtime, Context* context, int64_t n_tokens, doubl
 }
 
 Repeat repeat_of(const EngineOptions& engine, const ShapesRun& run, int64_t n_layers) {
-  // Calls of their own go by one plan but for route "auto", the default. Steps are replayed where nothing keeps them from
-  // it.
+  // Single calls have one plan, except under route "auto", the default. Steps are replayed unless an option prevents that.
   const bool by_calls = engine.kv_place == kOnHost, is_auto = run.route.empty() || run.route == "auto";
   const bool is_replayed = !by_calls && !engine.eager && engine.weights_place == kOnDevice;
   Repeat repeat;

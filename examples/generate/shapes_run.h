@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// --shapes: decode steps of a model of some shapes with random weights, over a context that nothing has computed, but for
-// its last tokens where a prefill is timed too.
+// --shapes: times decode steps of random weights in a model's shapes, over a context that was not computed. Only its last
+// tokens are computed if a prefill is timed too.
 #ifndef EXAMPLES_GENERATE_SHAPES_RUN_H_
 #define EXAMPLES_GENERATE_SHAPES_RUN_H_
 
@@ -12,12 +12,12 @@
 namespace generate {
 
 struct ShapesRun {
-  int64_t n_context = 0;   // tokens that are there
-  int64_t n_prefill = 0;   // of these, the last ones, computed and timed
-  int64_t n_tokens = 0;    // steps behind them
+  int64_t n_context = 0;   // tokens of the context
+  int64_t n_prefill = 0;   // the last ones of these, which are computed and timed
+  int64_t n_tokens = 0;    // decode steps after them
   std::string route = {};  // of the session; empty: Tandem's default, "auto"
 
-  int64_t longest() const;  // tokens that the sequence has in the end
+  int64_t longest() const;  // final length of the sequence in tokens
 };
 
 struct ShapesOutcome {
@@ -25,17 +25,18 @@ struct ShapesOutcome {
   double median_ms = 0, most_ms = 0, mean_ms = 0;  // of a step, from token to token
   double tokens_per_second = 0;
   double prefill_tokens_per_second = 0;
-  // A step against the same step at the same place, which replayed the graph where the first went kernel by kernel: distance
-  // of their logits by the length of the first's. repeat_of() says what it may be.
+  // Distance of a step's logits from those of the same step at the same place, relative to the length of the first's. The
+  // second step replays the graph if the first went kernel by kernel. repeat_of() gives the bound.
   double replay_distance = 0;
 };
 
-// What two runs of a step have in common with such an engine and route.
+// Returns what two runs of a step have in common with this engine and route.
 Repeat repeat_of(const EngineOptions& engine, const ShapesRun& run, int64_t n_layers);
-// Steps behind the context, each fed the token that the one before found most likely. Refuses logits that are not finite,
-// and a step that gives other logits the second time (repeat_check.h).
+// Runs steps after the context. Each gets the previous step's most likely token. Refuses logits that are not finite, and a
+// step whose logits change when it is repeated (repeat_check.h).
 Failure run_shapes(Runtime* runtime, Context* context, const ShapesRun& run, ShapesOutcome* outcome);
-// Appends n_tokens tokens twice, the second time where the first have been taken back, with all memory there: how fast.
+// Measures a prefill: appends n_tokens tokens twice, the second time after the first have been removed, with all memory
+// there.
 Failure time_prefill(Runtime* runtime, Context* context, int64_t n_tokens, double* tokens_per_second);
 
 }  // namespace generate

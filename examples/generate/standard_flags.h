@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// -h, --help and --version, which mean the same in every program: they are answered wherever they stand, but as the value of
-// another flag, and nothing else of the line is looked at. Nothing but headers, as all programs include it.
+// -h, --help and --version work in every program, anywhere on the line except as another flag's value. The rest of the line
+// is then ignored. Only headers are used, as all programs include this file.
 #ifndef EXAMPLES_GENERATE_STANDARD_FLAGS_H_
 #define EXAMPLES_GENERATE_STANDARD_FLAGS_H_
 
@@ -13,7 +13,7 @@ namespace generate {
 
 enum class Asked { kNothing, kHelp, kVersion };
 
-// takes_value(word): whether the next word belongs to this one.
+// takes_value(word): returns whether the next word is this word's value.
 template <typename TakesValue>
 Asked asked_for(int n_words, const char* const* words, const TakesValue& takes_value) {
   for (int i = 0; i < n_words; ++i) {
@@ -25,7 +25,7 @@ Asked asked_for(int n_words, const char* const* words, const TakesValue& takes_v
   return Asked::kNothing;
 }
 
-// "tandem-info 0.2.0\n"
+// Returns "tandem-info 0.2.0\n".
 inline std::string version_text(const char* program) {
   return std::string(program) + " " + std::to_string(TANDEM_VERSION_MAJOR) + "." + std::to_string(TANDEM_VERSION_MINOR) +
          "." + std::to_string(TANDEM_VERSION_PATCH) + "\n";

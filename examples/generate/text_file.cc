@@ -28,7 +28,7 @@ Failure read_text_file(const std::string& path, std::string* text) {
     text->resize(before + n_read);
     if (n_read < kPieceBytes) break;
   }
-  if (std::ferror(file.get())) return {path + ": " + std::strerror(errno)};  // a directory opens and fails here
+  if (std::ferror(file.get())) return {path + ": " + std::strerror(errno)};  // a directory opens, and fails here
   if (text->size() >= kMaxBytes) return {path + ": is larger than 1 GiB"};
   return {};
 }

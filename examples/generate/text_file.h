@@ -8,9 +8,9 @@
 
 namespace generate {
 
-// Refuses what is there and no regular file: opening a pipe waits for somebody who writes into it.
+// Refuses an existing path that is not a regular file: opening a pipe would wait for a writer.
 Failure refuse_irregular(const std::string& path);
-// The whole file; at most 1 GiB.
+// Reads the whole file, at most 1 GiB.
 Failure read_text_file(const std::string& path, std::string* text);
 
 }  // namespace generate

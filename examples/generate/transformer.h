@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The forward pass of a Llama-family model, with everything but attention done here:
+// The forward pass of a Llama-family model, with everything but attention computed here:
 //
 //   x = embedding[token]
 //   per layer:  x += Wo attend(rope(Wq norm(x)), rope(Wk norm(x)), Wv norm(x))        Tandem keeps K and V
@@ -21,31 +21,31 @@
 
 namespace generate {
 
-// Tokens to append to one sequence in a session, and how.
+// Tokens to append to one sequence in a session, with flags.
 struct Chunk {
   tandem_session* session = nullptr;
   int64_t sequence = 0;
-  int64_t position = 0;  // tokens already there
+  int64_t position = 0;  // tokens already in the sequence
   std::span<const int32_t> tokens;
   uint32_t flags = 0;  // TANDEM_ATTEND_*
 };
 
-// What a transformer has done and taken on a device.
+// The steps and the memory of a transformer on a device.
 struct DeviceUse {
   bool is_used = false;
-  int64_t n_replayed = 0, n_launched = 0;  // decode steps: as a graph, kernel by kernel
-  int64_t runtime_bytes = 0;               // weights, activations and work space: what was asked for
-  // As the device counts it, by all of this process and others: when the weights had been loaded, and now, both against
-  // before.
+  int64_t n_replayed = 0, n_launched = 0;  // decode steps as a graph, and kernel by kernel
+  int64_t runtime_bytes = 0;               // weights, activations and work space, as requested
+  // Memory in use as the device counts it, by all processes: after the weights were loaded, and now. Both are relative to
+  // the time before loading.
   int64_t loaded_bytes = 0, now_bytes = 0;
   tandem_weights_stats weights = TANDEM_WEIGHTS_STATS_INIT;  // n_blocks 0: all weights are on the device
 };
 
-// How a layer makes K and V of its hidden states, and what of that is not on the device already.
+// How a layer makes K and V of its hidden states, with the parts that are not on the device.
 struct LayerProjection {
   tandem_layer_projection options = TANDEM_LAYER_PROJECTION_INIT;
   std::vector<uint16_t> weights;  // of K, then of V
-  std::vector<float> bias;        // likewise
+  std::vector<float> bias;        // of K, then of V
 };
 
 class Transformer {
@@ -55,19 +55,19 @@ class Transformer {
   Transformer& operator=(const Transformer&) = delete;
   virtual ~Transformer() = default;
 
-  // One step: every layer of every token of the chunk. Afterwards logits() may be asked for its tokens.
+  // Runs one step: every layer for every token of the chunk. Afterwards logits() gives the logits of its tokens.
   virtual Failure forward(const Chunk& chunk) = 0;
-  // Logits of tokens [first, first + n) of the last chunk: [n, vocab_size] in host memory, valid until the next call. Throws
-  // a std::exception where a device or oneDNN fails.
+  // Returns logits of tokens [first, first + n) of the last chunk: [n, vocab_size] in host memory, valid until the next
+  // call. Throws a std::exception if a device or oneDNN fails.
   virtual const float* logits(int64_t first, int64_t n) = 0;
-  // The most likely token after token `row` of the last chunk; -1: its logits are not finite. Throws likewise.
+  // Returns the most likely token after token `row` of the last chunk; -1: its logits are not finite. Throws like logits().
   virtual int32_t most_likely(int64_t row);
-  // A new session has this address: nothing that was kept for another is its.
+  // Called for a new session. State kept for an earlier session at this address is stale.
   virtual void meet(const tandem_session* /*session*/) {}
-  // Between chunks and whatever comes: lets go of processors.
+  // Called between chunks and other work: releases the processors.
   virtual void rest() {}
   virtual DeviceUse device_use() { return {}; }
-  // Of what attention is given: the type to keep hidden states in, after the norm, and what makes K and V of them.
+  // The type for hidden states, after the norm, that attention gets; and the projection that makes K and V of them.
   virtual int32_t hidden_type() const { return 0; }
   virtual Failure projection(int64_t /*layer_idx*/, LayerProjection* /*projection*/) {
     return {"hidden states: are kept with --device cuda alone"};
@@ -78,21 +78,21 @@ class Transformer {
   const ModelConfig config_;
 };
 
-// One layer of this model, as Tandem wants to know it. library_rope: keys are handed over unrotated, Tandem rotates.
+// Returns Tandem's description of one layer. library_rope: keys are passed unrotated, and Tandem rotates them.
 tandem_layer_options layer_options(const ModelConfig& config, bool library_rope);
-// A view of heads inside the rows of a wider matrix, in host memory.
+// Returns a view of heads inside the rows of a wider matrix, in host memory.
 tandem_tensor heads_view(void* data, int32_t dtype, int64_t n_tokens, int64_t n_heads, int64_t head_dim, int64_t row_stride);
-// The same of whole rows.
+// Returns a view of whole rows.
 tandem_tensor rows_view(void* data, int32_t dtype, int64_t n_tokens, int64_t row_size);
-// Queries, new keys and values, and outputs of one layer; and what K and V were made of, where the cache keeps that.
+// Queries, new keys and values, and outputs of one layer, with the hidden states of K and V if the cache keeps them.
 struct HeadsOfChunk {
   tandem_tensor q, k, v, o;
   tandem_tensor x = {};
   bool has_x = false;
 };
-// The layer's attention. stream: of tensors on a device.
+// Runs the layer's attention. stream: for tensors on a device.
 Failure attend_chunk(const Chunk& chunk, int64_t layer_idx, const HeadsOfChunk& heads, void* stream = nullptr);
-// The rotation of a head's pairs of dims, by position: [head_dim / 2].
+// Returns the rotation frequencies of a head's pairs of dims: [head_dim / 2].
 std::vector<float> inverse_frequencies(const ModelConfig& config);
 
 }  // namespace generate

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * A prompt in chunks, then tokens one by one, in a model of four layers. cc 1_prompt.c $(pkg-config --cflags --libs tandem)
- * -lm */
+ * A prompt in chunks, then tokens one by one, in a model of four layers.
+ * cc 1_prompt.c $(pkg-config --cflags --libs tandem) -lm */
 #include "toy.h"
 
 enum { kPrompt = 1000, kChunk = 256, kTokens = 20, kText = 7 };

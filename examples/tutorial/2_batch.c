@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT
- * Three texts in one batch: while one still brings its prompt, the others decode. */
+ * Three texts in one batch: while one prompt is still being appended, the other texts decode. */
 #include "toy.h"
 
 enum { kTexts = 3, kChunk = 128, kSteps = 12 };

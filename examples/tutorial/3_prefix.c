@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT
- * One prompt, three continuations: the forks share the prompt's pages. One of them takes its last tokens back. */
+ * One prompt, three continuations: the forks share the prompt's pages. One fork drops its last tokens. */
 #include "toy.h"
 
 enum { kPrompt = 2048, kForks = 3, kTokens = 5, kText = 1 };

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT
- * Two sessions over one cache: one attends all keys, the other those that its policy finds worth it. */
+ * Two sessions over one cache: one attends all keys, the other only keys that its policy selects. */
 #include "toy.h"
 
 enum { kPrompt = 4096, kTokens = 8, kText = 3 };

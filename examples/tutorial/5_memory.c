@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT
- * How much memory contexts will take, a cap on it, and what happens at the cap. */
+ * Plans the memory of two contexts, caps the cache at it, and shows an allocation beyond the cap. */
 #include "toy.h"
 
 enum { kText = 5 };

@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: MIT
- * A small engine: requests wait for memory, prompts come in chunks beside the tokens of others, and who is done leaves. */
+ * A small engine: requests wait for memory, prompts come in chunks while other requests decode, and finished requests
+ * leave. */
 #include "toy.h"
 
 enum { kRequests = 8, kChunk = 256, kMostInBatch = 4 };
 
 typedef struct request {
-  int64_t n_prompt, n_tokens; /* asked for */
-  int64_t sequence, length;   /* 0: it waits, or is done */
+  int64_t n_prompt, n_tokens; /* requested tokens */
+  int64_t sequence, length;   /* 0: the request waits, or is done */
   int is_done;
 } request;
 
-/* Takes a request in if there is memory for all that it will need. */
+/* Admits a request if there is memory for all its tokens. */
 static int admit(tandem_cache* cache, request* of) {
   tandem_error* refusal = NULL;
   TRY(tandem_sequence_create(&of->sequence, cache, error));
@@ -26,7 +27,7 @@ static int admit(tandem_cache* cache, request* of) {
   return 0;
 }
 
-/* One step of all that are in the batch. Returns the worst difference from double precision. */
+/* Runs one step of all requests in the batch. Returns the worst difference from double precision. */
 static double run_step(tandem_session* session, request* const* batch, int n) {
   int64_t sequences[kMostInBatch], q_lens[kMostInBatch], n_rows = 0;
   double worst = 0;
@@ -43,7 +44,7 @@ static double run_step(tandem_session* session, request* const* batch, int n) {
     for (int i = 0; i < n; row += q_lens[i++]) toy_fill(call, row, batch[i]->n_prompt, l, batch[i]->length, q_lens[i]);
     call->args.layer_idx = l;
     TRY(tandem_attend(session, &call->args, error));
-    const int64_t last = q_lens[0] - 1; /* one row is checked, as double precision takes its time */
+    const int64_t last = q_lens[0] - 1; /* only one row is checked, as double precision is slow */
     worst = fmax(worst, toy_error(call->o + last * kQRow, batch[0]->n_prompt, l, batch[0]->length + last));
   }
   TRY(tandem_step_end(session, NULL, error));

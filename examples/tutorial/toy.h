@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * What the tutorial's programs have in place of a model: rows that depend on layer, token and head, and attention in double
- * precision to compare with. */
+ * Replaces a model in the tutorial's programs: rows that depend on layer, token and head, and attention in double
+ * precision for comparison. */
 #ifndef TANDEM_TUTORIAL_TOY_H_
 #define TANDEM_TUTORIAL_TOY_H_
 
@@ -13,7 +13,7 @@
 enum { kLayers = 4, kQHeads = 8, kKvHeads = 2, kDim = 64, kQRow = kQHeads * kDim, kKvRow = kKvHeads * kDim };
 enum { kQuery = 1, kKey = 2, kValue = 3 };
 
-/* Ends the program with the library's text where a call fails. */
+/* Ends the program with the library's message if a call fails. */
 #define TRY(call)                                            \
   do {                                                       \
     tandem_error* error_ = NULL;                             \
@@ -24,7 +24,7 @@ enum { kQuery = 1, kKey = 2, kValue = 3 };
     }                                                        \
   } while (0)
 
-/* A number from -1 to 1 that depends on all arguments: element i of a row of a text's token. */
+/* Returns a number from -1 to 1 that depends on all arguments: element i of a row of a text's token. */
 static inline float toy_number(int kind, int64_t text, int layer, int64_t token, int i) {
   uint64_t x = (uint64_t)text * 1000003u + (uint64_t)token * 8191u + (uint64_t)(layer * 4 + kind) * 131071u + (uint64_t)i;
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -32,7 +32,7 @@ static inline float toy_number(int kind, int64_t text, int layer, int64_t token,
   return (float)((x >> 40) & 0xffff) / 32768.0f - 1.0f;
 }
 
-/* Rows of tokens [first, first + n): to [n][n_heads][kDim]. */
+/* Writes the rows of tokens [first, first + n) to `to`, [n][n_heads][kDim]. */
 static inline void toy_rows(float* to, int kind, int64_t text, int layer, int64_t first, int64_t n) {
   const int length = kind == kQuery ? kQRow : kKvRow;
   for (int64_t t = 0; t < n; ++t)
@@ -40,7 +40,8 @@ static inline void toy_rows(float* to, int kind, int64_t text, int layer, int64_
       to[t * length + i] = toy_number(kind, text, layer, first + t, i) * (kind == kQuery ? 3 : 1);
 }
 
-/* The largest difference between o [kQHeads][kDim] and the attention of a text's token to itself and all before it. */
+/* Returns the largest difference between o [kQHeads][kDim] and exact attention of a text's token to itself and all before
+ * it. */
 static inline double toy_error(const float* o, int64_t text, int layer, int64_t token) {
   double worst = 0;
   double* const weights = malloc(sizeof(double) * (size_t)(token + 1));
@@ -62,7 +63,7 @@ static inline double toy_error(const float* o, int64_t text, int layer, int64_t 
   return worst;
 }
 
-/* A model of kLayers such layers. */
+/* Returns a model of kLayers equal layers. */
 static inline tandem_model* toy_model(void) {
   tandem_model* model;
   tandem_layer_options layers[kLayers];
@@ -76,7 +77,7 @@ static inline tandem_model* toy_model(void) {
   return model;
 }
 
-/* A tensor [n][n_heads][kDim] over data. */
+/* Returns a tensor [n][n_heads][kDim] over data. */
 static inline tandem_tensor toy_tensor(float* data, int64_t n, int n_heads) {
   tandem_tensor tensor;
   const int64_t shape[3] = {n, n_heads, kDim};
@@ -91,7 +92,7 @@ typedef struct toy_call {
   tandem_attend_args args;
 } toy_call;
 
-/* For n tokens of all sequences; sequences and q_lens [n_sequences] stay the caller's. */
+/* Makes a call for n tokens of all sequences. sequences and q_lens [n_sequences] are borrowed. */
 static inline toy_call* toy_call_create(int64_t n, const int64_t* sequences, const int64_t* q_lens, int32_t n_sequences) {
   toy_call* const call = calloc(1, sizeof *call);
   call->q = malloc(sizeof(float) * (size_t)(n * kQRow));
@@ -112,7 +113,7 @@ static inline toy_call* toy_call_create(int64_t n, const int64_t* sequences, con
   call->args.o = &call->tensors[3];
   return call;
 }
-/* Fills the rows from row `row` on with those of a text's tokens [first, first + n), in one layer. */
+/* Fills rows from `row` on with those of a text's tokens [first, first + n), in one layer. */
 static inline void toy_fill(toy_call* call, int64_t row, int64_t text, int layer, int64_t first, int64_t n) {
   toy_rows(call->q + row * kQRow, kQuery, text, layer, first, n);
   toy_rows(call->k + row * kKvRow, kKey, text, layer, first, n);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// Pointers that callers pass: the one place where they are looked at before they are used.
+// Checks the pointers that callers pass. Every such pointer is checked here before it is used.
 //
-// A pointer is aligned to the type that its parameter or member points to. Others are refused: to read or write through them
-// is undefined, and on some processors a fault.
+// A pointer must be aligned for the type that its parameter or member points to. A misaligned pointer is refused: access
+// through it is undefined, and faults on some processors.
 #pragma once
 
 #include <cstddef>
@@ -21,7 +21,7 @@ inline Status require_aligned(const void* pointer, size_t alignment, const char*
   return refuse_misaligned(pointer, alignment, parameter);
 }
 
-// Aligned, or NULL.
+// Accepts NULL and aligned pointers.
 template <typename T>
 Status require_aligned(const T* pointer, const char* parameter) {
   if constexpr (std::is_void_v<T>)
@@ -30,7 +30,7 @@ Status require_aligned(const T* pointer, const char* parameter) {
     return require_aligned(pointer, alignof(T), parameter);
 }
 
-// Aligned, and not NULL.
+// Accepts aligned pointers, but not NULL.
 template <typename T>
 Status require(const T* pointer, const char* parameter) {
   return pointer == nullptr ? refuse_null(parameter) : require_aligned(pointer, parameter);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// XXH3 (64 bits, seed 0) of bytes that come piece by piece.
+// XXH3 (64 bits, seed 0) of bytes that are added piece by piece.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@ namespace tandem {
 class Checksum {
  public:
   Checksum();
-  void start();  // anew
+  void start();  // starts a new checksum
   void add(const void* data, int64_t bytes);
   uint64_t value() const;
 

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT
-// The floating-point modes Tandem computes in: round to nearest even, denormals kept, no exception traps. A caller may
-// flush denormals to zero or trap on division; the same call is to give the same bits for it.
+// The floating-point modes that Tandem computes in: round to nearest even, keep denormals, no exception traps. A caller may
+// flush denormals to zero or trap on division. The same call must still give that caller the same bits.
 #pragma once
 
 #include <cstdint>
 
 namespace tandem {
 
-// Sets the modes and gives back what was there. Some nanoseconds.
+// Sets Tandem's modes; the destructor restores the caller's. Takes some nanoseconds.
 class DefaultFpModes {
  public:
   DefaultFpModes() : before_(read()) { write(kDefault); }

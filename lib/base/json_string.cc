@@ -6,7 +6,8 @@
 namespace tandem {
 namespace {
 
-// Of the UTF-8 sequence that begins the text, 0 where none does: shortest forms of U+0000 to U+10FFFF without surrogates.
+// Returns the bytes of the UTF-8 sequence that begins the text, or 0 if there is none. Only shortest forms of U+0000 to
+// U+10FFFF without surrogates count.
 size_t sequence_bytes(std::string_view text) {
   const auto byte = [&](size_t i) { return static_cast<unsigned char>(text[i]); };
   const unsigned lead = byte(0);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Text that is not the library's own, in its JSON reports.
+// Foreign text in the library's JSON reports.
 #pragma once
 
 #include <string>
@@ -7,7 +7,7 @@
 
 namespace tandem {
 
-// With the quotes. Bytes that are not UTF-8, which paths may have, become U+FFFD.
+// Returns the text as a JSON string, quotes included. Bytes that are not UTF-8, as in some paths, become U+FFFD.
 std::string json_string(std::string_view text);
 
 }  // namespace tandem

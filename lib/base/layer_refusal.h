@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Refusals of members of one layer: "layers[3].n_q_heads = 7 ...", or with another prefix where there is only one.
+// Errors about members of one layer: "layers[3].n_q_heads = 7 ...". Another prefix stands in for the index if the caller
+// passes a single layer.
 #pragma once
 
 #include <cstdarg>

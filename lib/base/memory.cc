@@ -13,8 +13,8 @@ int64_t mapping_bytes(int64_t bytes) {
   return (bytes + unit - 1) / unit * unit;
 }
 
-// Anonymous mappings are 4-KiB aligned; from 2 MiB on the start is moved to a huge-page boundary, so that the kernel can
-// back all of it by huge pages, and the slack is given back.
+// Anonymous mappings are 4-KiB aligned. From 2 MiB on, the start is moved to a huge-page boundary and the slack is unmapped.
+// So the kernel can back the whole block with huge pages.
 void* map(int64_t bytes) {
   const int64_t size = mapping_bytes(bytes);
   const int64_t slack = size >= kHugePageBytes ? kHugePageBytes : 0;
@@ -33,14 +33,14 @@ void* map(int64_t bytes) {
 }  // namespace
 
 Status Tier::take(int64_t bytes, Use use, void** data) {
-  // A request that does not fit is never counted: it would make another thread's fail that does.
+  // A request that does not fit is never counted. Counting it could make a fitting request of another thread fail.
   int64_t before = total_.load(std::memory_order_relaxed);
   do {
     if (cap_bytes_ > 0 && before + bytes > cap_bytes_)
       return fail(TANDEM_ERROR_CAPACITY, cap_field_, "%s = %lld: %lld bytes are in use and %lld more are needed", cap_field_,
                   static_cast<long long>(cap_bytes_), static_cast<long long>(before), static_cast<long long>(bytes));
   } while (!total_.compare_exchange_weak(before, before + bytes, std::memory_order_relaxed));
-  struct Counted {  // until it is there
+  struct Counted {  // undoes the count unless the block is allocated
     std::atomic<int64_t>* total;
     int64_t bytes;
     ~Counted() { total->fetch_sub(bytes, std::memory_order_relaxed); }

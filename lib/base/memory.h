@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Host memory of caches and sessions: every byte is counted against the cap of its tier before it is taken.
+// Host memory of caches and sessions. Every byte is counted against the cap of its tier before it is allocated.
 #pragma once
 
 #include <atomic>
@@ -14,10 +14,10 @@ namespace tandem {
 inline constexpr int64_t kPageBytes = 4096, kHugePageBytes = int64_t{1} << 21;
 
 struct Allocator {
-  tandem_alloc_fn alloc = nullptr;  // null: private mappings, huge pages where they fit
+  tandem_alloc_fn alloc = nullptr;  // null: private mappings, with huge pages where they fit
   tandem_free_fn free = nullptr;
   void* user = nullptr;
-  // Instead of alloc: who says why there is none.
+  // Used instead of alloc. Returns an error that says why an allocation failed.
   Status (*take)(int64_t bytes, void** data, void* user) = nullptr;
 };
 
@@ -34,7 +34,7 @@ class Tier {
   int64_t total() const { return total_.load(std::memory_order_relaxed); }
   int64_t peak() const { return peak_.load(std::memory_order_relaxed); }
   int64_t cap() const { return cap_bytes_; }
-  bool maps() const { return allocator_.free == nullptr; }  // blocks are mappings of its own, not the caller's memory
+  bool maps() const { return allocator_.free == nullptr; }  // blocks are the tier's own mappings, not the caller's memory
 
  private:
   friend class Buffer;
@@ -42,14 +42,15 @@ class Tier {
   void give(void* data, int64_t bytes, Use use);
 
   const char* cap_field_;
-  int64_t cap_bytes_;  // 0: none
+  int64_t cap_bytes_;  // 0: no cap
   Allocator allocator_;
   std::atomic<int64_t> used_[kUses] = {};
   std::atomic<int64_t> total_{0};
   std::atomic<int64_t> peak_{0};
 };
 
-// Owns a block of a tier. 64-byte aligned (2 MiB where it is that large); contents undefined.
+// Owns a block of a tier. Blocks are 64-byte aligned. The tier's own mappings of 2 MiB or more are aligned to 2 MiB.
+// Contents are undefined.
 class Buffer {
  public:
   Buffer() = default;

@@ -28,14 +28,14 @@ constexpr unsigned kMachine = EM_X86_64;
 #elif defined(__aarch64__)
 constexpr unsigned kMachine = EM_AARCH64;
 #else
-constexpr unsigned kMachine = EM_NONE;  // left to the dynamic linker, which refuses another machine without a signal
+constexpr unsigned kMachine = EM_NONE;  // not checked here: the dynamic linker refuses another machine without a signal
 #endif
 
 std::string system_error_text() { return std::generic_category().message(errno); }
 
 class File {
  public:
-  // O_NONBLOCK: opening a pipe that nobody writes to would block.
+  // O_NONBLOCK: opening a pipe without a writer would block.
   explicit File(const std::string& path)
       : fd_(TEMP_FAILURE_RETRY(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY))) {}
   File(const File&) = delete;
@@ -44,7 +44,7 @@ class File {
     if (fd_ >= 0) close(fd_);
   }
 
-  // "" or why the file cannot be read.
+  // Returns "", or why the file cannot be read.
   std::string measure() {
     struct stat info;
     if (fd_ < 0 || fstat(fd_, &info) != 0) return system_error_text();
@@ -56,7 +56,7 @@ class File {
   uint64_t n_bytes() const { return n_bytes_; }
   bool has(uint64_t offset, uint64_t n_bytes) const { return offset <= n_bytes_ && n_bytes <= n_bytes_ - offset; }
 
-  // "" or why these bytes, which the file has, cannot be read.
+  // Reads bytes that the file has. Returns "", or why they cannot be read.
   std::string read(uint64_t offset, size_t n_bytes, void* data) const {
     for (size_t done = 0; done < n_bytes;) {
       const ssize_t n =
@@ -93,7 +93,7 @@ std::string header_refusal(const FileHeader& header) {
   return "";
 }
 
-// The section headers are not loaded. They come last in a file, so they tell that the file was cut behind its segments.
+// Section headers are not loaded. They come last in a file, so they reveal a file that was truncated behind its segments.
 std::string tables_refusal(const FileHeader& header, const File& file) {
   const uint64_t segments = uint64_t{header.e_phnum} * sizeof(SegmentHeader),
                  sections = uint64_t{header.e_shnum} * sizeof(SectionHeader);

@@ -18,7 +18,7 @@ Status check_string(const char* field, const char* value) {
 template <typename T>
 void init(T* options) {
   constexpr T kDefaults = AbiStruct<T>::defaults();
-  if (options != nullptr) std::memcpy(static_cast<void*>(options), &kDefaults, sizeof kDefaults);  // aligned or not
+  if (options != nullptr) std::memcpy(static_cast<void*>(options), &kDefaults, sizeof kDefaults);  // may be misaligned
 }
 
 }  // namespace
@@ -66,7 +66,7 @@ Status copy_struct_in(const void* from, const std::string& prefix, const StructS
 void copy_struct_out(const void* known, uint32_t known_bytes, void* to) {
   uint32_t size;
   std::memcpy(&size, to, sizeof size);
-  const size_t skip = sizeof size;  // struct_size is the caller's
+  const size_t skip = sizeof size;  // struct_size keeps the caller's value
   std::memcpy(static_cast<char*>(to) + skip, static_cast<const char*>(known) + skip, std::min(size, known_bytes) - skip);
 }
 

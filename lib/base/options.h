@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
-// Structs that cross the ABI, copied in and out by the rule of struct_size.
+// Copies structs across the ABI by the rule of struct_size.
 //
-// A caller built against an older header passes a smaller struct: the members it lacks get their defaults. One built
-// against a newer header passes a larger struct: that is accepted when the part unknown here is zero, so nothing it
-// asks for is dropped in silence. No struct is smaller than in the version that introduced it.
+// A caller built against an older header passes a smaller struct. The members that it lacks get their defaults. A caller
+// built against a newer header passes a larger struct. It is accepted if its unknown part is zero, so no request is silently
+// dropped. A struct is never smaller than in the version that introduced it.
 //
-// When a struct grows, its tandem_*_init() gets a new symbol version, so that programs built before it keep the function
-// that fills in no more than they have.
+// When a struct grows, its tandem_*_init() gets a new symbol version. Older programs keep the older function, which writes
+// only the members that they know.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ namespace tandem {
 
 inline constexpr uint32_t kMaxStructBytes = 4096;
 
-// What the ABI says of a struct: its size in the version that introduced it, and its defaults now.
+// Facts of a struct of the ABI: its size in the version that introduced it, and its current defaults.
 template <typename T>
 struct AbiStruct;
 
@@ -44,9 +44,8 @@ TANDEM_ABI_DEFAULTS(TANDEM_ABI_STRUCT)
 #undef TANDEM_TENSOR_INIT_
 #undef TANDEM_ABI_STRUCT
 
-// Untyped forms. `prefix` goes before "struct_size" in messages: "", "q.", "layers[3].". Without its dot it names the struct
-// itself, "" being "options". known holds the defaults of a
-// struct of known_bytes.
+// Untyped forms. Messages put `prefix` before "struct_size": "", "q.", "layers[3].". The prefix without its dot names the
+// struct itself, and "" stands for "options". `known` holds the defaults of a struct of known_bytes.
 struct StructSizes {
   const char* type_name;
   uint32_t first_bytes;
@@ -64,16 +63,17 @@ constexpr StructSizes struct_sizes() {
   return {AbiStruct<T>::kName, first, static_cast<uint32_t>(sizeof(T)), alignof(T)};
 }
 
-Status check_reserved(const char* field, int64_t value);  // 0
+Status check_reserved(const char* field, int64_t value);  // refuses a value other than 0
 
-// *to is the caller's struct in this version's size; from must not be null.
+// Copies the caller's struct to *to, in this version's size. `from` must not be null.
 template <typename T>
 Status copy_in(const void* from, const char* prefix, T* to) {
   *to = AbiStruct<T>::defaults();
   return copy_struct_in(from, prefix, struct_sizes<T>(), to);
 }
 
-// The caller's array of n structs, n > 0, has the stride of the caller's struct, which need not be ours. name: "layers".
+// Copies the caller's array of n > 0 structs. Its stride is the size of the caller's struct, which may differ from ours.
+// name: "layers".
 template <typename T>
 Status copy_array_in(const T* from, const std::string& name, int64_t n, std::vector<T>* to) {
   uint32_t stride = 0;
@@ -88,14 +88,15 @@ Status copy_array_in(const T* from, const std::string& name, int64_t n, std::vec
   return {};
 }
 
-// The same, null meaning all defaults.
+// Like copy_in(), but null means all defaults.
 template <typename T>
 Status copy_in_or_default(const T* from, const char* prefix, T* to) {
   *to = AbiStruct<T>::defaults();
   return from == nullptr ? Status() : copy_struct_in(from, prefix, struct_sizes<T>(), to);
 }
 
-// A struct that the library fills in: checked before anything is done, written at the end. struct_size stays as it is.
+// For a struct that the library fills in. check_out() checks it before the call does anything, copy_out() writes it at the
+// end. struct_size keeps its value.
 template <typename T>
 Status check_out(const T* to, const char* parameter) {
   TANDEM_TRY(require(to, parameter));
@@ -108,7 +109,7 @@ void copy_out(const T& known, T* to) {
   copy_struct_out(&known, sizeof(T), to);
 }
 
-// What the core does not look at itself: reserved members, empty strings, sizes that no machine has.
+// Check members that the core does not check itself: reserved members, empty strings, sizes that no machine has.
 Status check_engine_options(const tandem_engine_options& options);
 Status check_session_options(const tandem_session_options& options);
 

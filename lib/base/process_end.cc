@@ -12,12 +12,13 @@
 namespace tandem {
 namespace {
 
-// Nothing here has a destructor: these are read until the process is gone. Who begins to work counts before he looks whether
-// the process ends, the handler says so before it looks at the count, both sequentially consistent.
+// These variables have no destructors, as they are read until the process is gone. A thread that begins to work counts
+// itself, then checks whether the process ends. The handler first sets `ends`, then reads the count. Both are sequentially
+// consistent.
 constinit std::atomic<bool> ends{false};
 constinit std::atomic<int64_t> n_at_work{0};
 constinit std::atomic<bool> is_watched{false};
-constinit thread_local int64_t n_of_this_thread = 0;  // 1 where a callback of the caller's ends the process
+constinit thread_local int64_t n_of_this_thread = 0;  // 1 if a callback of the caller's ends the process
 
 void end() {
   if (is_forked_child()) return;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// Work space of one call, which may be gigabytes.
+// Work space of one call, up to gigabytes.
 //
-// Nothing is cleared and nothing is copied when it grows: either would keep a cancelled call from ending for a tenth of a
-// second per gigabyte. The C library grows large blocks by moving their pages (mremap), so no page is given back either.
+// Growing clears nothing and copies nothing. Either would delay the end of a cancelled call by a tenth of a second per
+// gigabyte. The C library grows large blocks by moving their pages (mremap), so no page is freed either.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +15,7 @@ namespace tandem {
 
 class ScratchFloats {
  public:
-  // Room for n floats, which hold anything. Throws std::bad_alloc; then the room is what it was.
+  // Makes room for n floats with undefined contents. Throws std::bad_alloc and then keeps the old room.
   void reserve(size_t n) {
     if (n <= capacity_) return;
     if (n > SIZE_MAX / sizeof(float)) throw std::bad_alloc();
@@ -35,8 +35,8 @@ class ScratchFloats {
   size_t capacity_ = 0;
 };
 
-// Floats whose rows are laid out before there is room for them: take() gives indices, and floats.reserve(n_floats) comes
-// last.
+// Rows of floats that are laid out before their memory is allocated: take() returns indices, and floats.reserve(n_floats) is
+// called last.
 struct FloatRows {
   ScratchFloats floats;
   size_t n_floats = 0;

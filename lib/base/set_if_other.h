@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Assignment for memory that threads hand to each other. A line that is not written stays in the caches of both cores.
+// Assignment for memory that threads pass to each other. A cache line that is not written stays in the caches of both cores.
 #pragma once
 
 namespace tandem {

@@ -7,7 +7,8 @@
 
 namespace tandem {
 
-// A new thread inherits the signal mask: no signal of the caller's is to arrive there, but for those of its own faults.
+// Blocks all signals but those of a thread's own faults. A thread started meanwhile inherits the mask, so it gets none of
+// the caller's signals.
 class SignalsBlocked {
  public:
   SignalsBlocked() {

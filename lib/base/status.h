@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Errors are values: a Status is empty when all went well, else it carries what the C ABI hands to the caller.
-// Building one may throw std::bad_alloc, which lib/abi/api.cc turns into TANDEM_ERROR_OUT_OF_MEMORY.
+// Errors are values. A Status is empty on success; otherwise it carries the error that the C ABI returns to the caller.
+// Building an error may throw std::bad_alloc, which lib/abi/api.cc turns into TANDEM_ERROR_OUT_OF_MEMORY.
 #pragma once
 
 #include <cstdarg>
@@ -16,7 +16,7 @@ namespace tandem {
 struct ErrorInfo {
   int32_t code = TANDEM_ERROR_INTERNAL;
   int64_t underlying = 0;  // errno or the code of the layer below
-  std::string field;       // "k_type"; empty where none applies
+  std::string field;       // "k_type"; empty if no field applies
   std::string message;     // one line naming field and value
 };
 
@@ -36,7 +36,7 @@ class [[nodiscard]] Status {
   std::unique_ptr<ErrorInfo> info_;
 };
 
-// What can be done without, or with less, then is.
+// True if the error is a lack of memory. Callers then do without the memory, or with less of it.
 inline bool is_for_lack_of_memory(const Status& status) {
   return status.code() == TANDEM_ERROR_OUT_OF_MEMORY || status.code() == TANDEM_ERROR_CAPACITY;
 }
@@ -46,10 +46,10 @@ inline bool is_for_lack_of_memory(const Status& status) {
 [[gnu::format(printf, 4, 5)]] Status fail_system(int32_t code, int64_t underlying, const char* field, const char* format,
                                                  ...);
 
-// The same with a message made of parts, as long as they are.
+// Like fail_system(), with a message of any length.
 Status fail_with(int32_t code, int64_t underlying, const char* field, std::string message);
 
-std::string element_name(const char* array, int64_t idx);  // as a field: "q_lens[3]"
+std::string element_name(const char* array, int64_t idx);  // name of an element as a field: "q_lens[3]"
 
 }  // namespace tandem
 

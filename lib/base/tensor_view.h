@@ -6,7 +6,7 @@
 
 namespace tandem {
 
-// A checked tensor [n_tokens, n_heads, head_dim]; rows are contiguous (elements, or blocks), strides in bytes.
+// A checked tensor [n_tokens, n_heads, head_dim]. Rows (of elements, or of blocks) are contiguous.
 struct TensorView {
   std::byte* data = nullptr;
   int32_t dtype = 0;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Ranges of NVTX, for Nsight Systems, in builds with TANDEM_NVTX; else nothing. On the caller's thread they are the calls,
-// and within one what is asked of the device's module; on a session's own thread its part. A range's name has the layer, and
-// the route that the part takes.
+// NVTX ranges for Nsight Systems, in builds with TANDEM_NVTX; empty in other builds. On the caller's thread there is a range
+// for each call and, inside it, one for each request to the device's module. On a session's own thread there is a range for
+// each host part. A range's name has the layer and the route of the part.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +25,7 @@ class TraceRange {
   ~TraceRange() { nvtxRangePop(); }
 #else
   TraceRange(const char*, int32_t, const char*) {}
-  ~TraceRange() {}  // for the compiler a range is in use
+  ~TraceRange() {}  // keeps the compiler from calling a range unused
 #endif
   TraceRange(const TraceRange&) = delete;
 };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// How many calls on device tensors are under way in all sessions of an engine. Whoever counts may hold its own lock; nothing
-// else is locked in here.
+// Number of calls on device tensors in flight, over all sessions of an engine. The functions lock nothing but their own
+// mutex, so callers may hold a lock.
 #pragma once
 
 #include <chrono>
@@ -17,10 +17,10 @@ class UnderWay {
     n_ += n;
     if (n_ == 0) none_left_.notify_all();
   }
-  bool drain(int64_t timeout_ns) {  // until there are none; below 0: however long that takes
+  bool drain(int64_t timeout_ns) {  // waits until the count is 0; below 0: without a timeout
     std::unique_lock lock(mutex_);
     const auto is_none = [this] { return n_ == 0; };
-    constexpr int64_t kForEver = int64_t{1} << 60;  // what the clock can still count to
+    constexpr int64_t kForEver = int64_t{1} << 60;  // the longest time that the clock can represent
     if (timeout_ns >= 0 && timeout_ns <= kForEver)
       return none_left_.wait_for(lock, std::chrono::nanoseconds(timeout_ns), is_none);
     none_left_.wait(lock, is_none);

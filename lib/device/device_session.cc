@@ -11,9 +11,9 @@
 namespace tandem {
 namespace {
 
-constexpr int64_t kTimeoutNs = 30'000'000'000;  // a host that has not answered by then is dead
+constexpr int64_t kTimeoutNs = 30'000'000'000;  // a host that has not answered by then counts as dead
 
-// Where things are in a slot of calls of n_tokens rows.
+// Offsets in a slot, for calls of n_tokens rows.
 struct SlotLayout {
   int64_t q_at = 0, o_at = 0, lse_at = 0, rows_at[kPlanes] = {}, x_at = 0, maw_at = 0, idx_at = 0, bytes = 0;
 };
@@ -54,12 +54,12 @@ void reserve_ticket(const SizeTerms& terms, const CallShape& shape, Reservation*
   needs->add_descriptors(n_sequences, needs->window_pages);
   needs->add_lists(n_sequences * terms.n_lists(shape.layer_idx));
   needs->workspace_bytes = workspace_bytes(*terms.device, *shape.layer, n_sequences, shape.most_queries);
-  // Less than evict_len tokens are too many in a window before a call.
+  // Before a call, a window may hold up to evict_len - 1 tokens too many.
   const int64_t evict_len = evicted_at_once(terms.policies[shape.layer_idx], terms.options, page_len);
   if (evict_len > 0) needs->n_evicted = power_of_two(needs->slot_rows + n_sequences * (evict_len - 1));
 }
 
-// All layers' descriptors have one size. needs: those of the ticket.
+// Descriptors of all layers have the same size. needs: those of the ticket.
 void reserve_step(const SizeTerms& terms, const CallShape& shape, Reservation* needs) {
   needs->step_sequences = power_of_two(std::max<int64_t>(std::ssize(shape.sequences), 1));
   needs->step_lists = terms.n_lists(shape.layer_idx);
@@ -68,8 +68,7 @@ void reserve_step(const SizeTerms& terms, const CallShape& shape, Reservation* n
 
 namespace {
 
-// What kernels read that never changes, and where it is of each layer, in floats. Layers may have a table of angles in
-// common.
+// Constant data that kernels read, with each layer's offsets in floats. Layers may share a table of angles.
 struct Constants {
   std::vector<int64_t> sinks_at, rope_at;  // -1: none
   int64_t n_numbers = 0;
@@ -168,7 +167,7 @@ Status check_layers(const Device& device, const std::vector<Layer>& layers) {
   for (size_t l = 0; l < layers.size(); ++l) {
     const Layer& layer = layers[l];
     DeviceError error;
-    // A device that is lost answers DEVICE_LOST. Sessions on it still serve host tensors.
+    // A lost device answers DEVICE_LOST. Its sessions still serve host tensors.
     if (device.table->supports(device.self, &layer, 1, &error) != TANDEM_ERROR_UNSUPPORTED) continue;
     char named[160];
     std::snprintf(named, sizeof named, "layer %zu (k_type = %s, k_head_dim = %d, v_type = %s, v_head_dim = %d): device: ", l,
@@ -258,7 +257,7 @@ Status DeviceSession::hold(const Reservation& needs, void* stream) {
   const SessionWork layout = make_session_work(plain_layers_, all);
   void *shared = nullptr, *shared_device = nullptr;
   TANDEM_TRY(call_device(device_, &DeviceTable::allocate_shared, layout.shared_bytes, &shared, &shared_device));
-  // What is under way still uses the old memory.
+  // Work in flight still uses the old memory.
   hand_over_->drain();
   if (side_ != nullptr) side_->settle();
   Buffer work;
@@ -268,7 +267,7 @@ Status DeviceSession::hold(const Reservation& needs, void* stream) {
   if (status.ok()) status = call_device(device_, &DeviceTable::wait, stream);
   if (!status.ok()) {
     device_.table->release_shared(device_.self, shared);
-    if (work_.bytes() == 0) held_ = {};  // it made room in vain: the next call begins with nothing
+    if (work_.bytes() == 0) held_ = {};  // room was made in vain: the next call starts without memory
     return status;
   }
   hand_over_->restart(static_cast<ExchangeFlags*>(shared));
@@ -281,8 +280,8 @@ Status DeviceSession::hold(const Reservation& needs, void* stream) {
   return {};
 }
 
-// There is no room for the old work space and a larger one at a time: the old one goes first, and comes back where that does
-// not help. Nothing is under way. lack: what is said then.
+// There is no room for the old work space beside the larger one. So the old one is freed first, and restored if that does
+// not help. Nothing is in flight. lack: the error to return in that case.
 Status DeviceSession::make_room_for_work(Status lack, int64_t bytes, void* stream, Buffer* work) {
   if (work_.bytes() == 0) return lack;
   TANDEM_TRY(hand_over_->fault());
@@ -293,7 +292,7 @@ Status DeviceSession::make_room_for_work(Status lack, int64_t bytes, void* strea
   Status restored = Buffer::create(device_tier_, before, Use::kSession, &work_);
   if (restored.ok()) restored = call_device(device_, &DeviceTable::fill, work_.data(), 0, before, stream);
   if (restored.ok()) restored = start_over(stream);
-  if (!restored.ok()) {  // the next call begins with nothing
+  if (!restored.ok()) {  // the next call starts without memory
     work_ = Buffer();
     held_ = {};
   }

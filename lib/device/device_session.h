@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: MIT
-// What a session has on its device: windows of its sequences, memory that device and host share, work space of calls.
+// A session's memory on its device: windows of its sequences, memory that device and host share, work space of calls.
 //
-//   shared memory   flags | kSlots slots | uploads, descriptors on their way to the device: of tasks | of steps | flags of
+//   shared memory   flags | kSlots slots | uploads (descriptors on their way to the device) of tasks | of steps | flags of
 //                   tasks, a byte each
 //   work space      the module's words | descriptors of a call | of a step | states of the window | rotated queries |
-//                   states of a piece, where keys come in pieces | what long appends take | key lists of named keys, and
-//                   indices from host memory | lists of query blocks that no sequence keeps | what search() asks for | what
-//                   attend() asks for
+//                   states of a piece, if keys come in pieces | area of long appends | key lists of named keys, and
+//                   indices from host memory | lists of query blocks that no sequence keeps | work space of search() | work
+//                   space of attend()
 //
-// All of it is taken when a call is larger than any before, never in between, and not at all once a call has been captured:
-// a graph holds addresses. Calls make room for a planned step of their sequences, so that a session takes as much whether
-// its steps are planned or not.
+// The memory grows only when a call is larger than all before. It never grows once a call has been captured, as a graph
+// holds addresses. Calls also make room for a planned step of their sequences. So a session takes the same memory with
+// planned steps and without.
 #pragma once
 
 #include <cstdint>
@@ -40,37 +40,38 @@ SessionWork make_session_work(const std::vector<Layer>& layers, const Reservatio
 // Flags of a task in shared memory, set by the device in stream order. One for each route: all its pieces have left the
 // host. kMergedFlag: the task's states are merged.
 inline constexpr size_t kMergedFlag = kMostRoutes, kTaskFlags = kMostRoutes + 1;
-int64_t n_tasks_of(size_t n_layers);  // two steps' at least
-int64_t n_steps_of(size_t n_layers);  // more than these tasks are of
+int64_t n_tasks_of(size_t n_layers);  // at least two steps' tasks
+int64_t n_steps_of(size_t n_layers);  // more steps than these tasks belong to
 
-// UNSUPPORTED where the device could attend no call of some layer, with the module's reason, the layer's types and dims.
+// UNSUPPORTED if the device could attend no call of some layer, with the module's reason and the layer's types and dims.
 Status check_layers(const Device& device, const std::vector<Layer>& layers);
-// As kernels are told of a layer in calls of several queries a sequence.
+// Returns the layer as kernels see it in calls with several queries per sequence.
 Layer windowed_layer(const Layer& layer, const Policy& policy, const PolicyOptions& options);
-// The most queries of a sequence, a power of two up to kMostTicketTokens, that the module has kernels for. UNSUPPORTED.
+// Returns in *n how many queries per sequence the module's kernels take, a power of two up to kMostTicketTokens.
+// UNSUPPORTED.
 Status most_queries(const Device& device, const Layer& windowed, int64_t* n);
 
-// Memory that host and device share, as the host sees it.
+// The host's view of the memory that host and device share.
 struct SharedArea {
   static constexpr int32_t kSlots = 4;
-  std::byte *host, *device;  // where it begins
+  std::byte *host, *device;  // start addresses
   const SessionWork& at;
   int64_t n_tasks, n_steps;
 
   std::byte* slot(uint64_t ticket) const;
   std::byte* upload(uint64_t task_idx) const;
   std::byte* step_upload(uint64_t step) const;
-  // A flag of a task: as the host sees it, as the device does.
+  // Address of a task's flag, for the host and for the device.
   uint8_t* flag(size_t kind, uint64_t task_idx) const;
   std::byte* flag_on_device(size_t kind, uint64_t task_idx) const;
-  // The value of kMergedFlag once it is set. A task may end before its flag is set, so the next one there uses another
+  // Value of kMergedFlag once it is set. A task may end before its flag is set, so the next task in that place uses another
   // value.
   uint8_t merged_mark(uint64_t task_idx) const {
     return static_cast<uint8_t>(1 + task_idx / static_cast<uint64_t>(n_tasks) % 255);
   }
 };
 
-// Device memory of a session for the chunk at hand; null addresses where nothing is held yet.
+// Device memory of a session for the current chunk. Addresses are null as long as nothing is held.
 struct WorkSpace {
   std::byte* begin;
   const SessionWork& at;
@@ -94,7 +95,7 @@ struct WorkSpace {
   float* floats(int64_t offset) const { return reinterpret_cast<float*>(begin + offset); }
 };
 
-// In a step's upload and in its descriptors: sequences of each layer, key lists of each layer, page tables.
+// Layout of a step's upload and of its descriptors: sequences of each layer, key lists of each layer, page tables.
 struct StepLayout {
   size_t n_layers;
   const Reservation& held;
@@ -111,7 +112,7 @@ struct StepLayout {
 
 class DeviceSession {
  public:
-  // The cache's mutex is held exclusively.
+  // The caller holds the cache's mutex exclusively.
   static Status create(Cache& cache, const LayerPolicies& policies, const PolicyOptions& options,
                        std::unique_ptr<DeviceSession>* session);
   ~DeviceSession();
@@ -119,22 +120,23 @@ class DeviceSession {
   const Device& device() const { return device_; }
   HandOver& hand_over() { return *hand_over_; }
   const WindowGeometry& geometry() const { return geometry_; }
-  // The layer as kernels see it. For several queries a sequence they apply the sliding window; for a single query the
-  // descriptor says where the keys begin.
+  // Returns the layer as kernels see it. With several queries per sequence the kernels apply the sliding window. With a
+  // single query the descriptor says where the keys begin.
   const Layer& layer(size_t layer_idx, bool has_several) const {
     return has_several ? windowed_layers_[layer_idx] : plain_layers_[layer_idx];
   }
-  // As many as wanted, or as the module has kernels for.
+  // Returns in *n how many of the `wanted` queries per sequence the module's kernels take.
   Status most_queries(size_t layer_idx, int64_t wanted, int64_t* n);
-  // Allocates memory for calls of this size: waits for the stream where there was less. CAPACITY once it is frozen.
+  // Allocates memory for calls of this size. Waits for the stream if the memory has to grow. CAPACITY if it would have to
+  // grow after freeze().
   Status hold(const Reservation& needs, void* stream);
   const Reservation& held() const { return held_; }
   void freeze() { is_frozen_ = true; }
   bool is_frozen() const { return is_frozen_; }
-  // After a fault that calls may follow, or where the work space has moved; the stream is idle. Tickets begin with 0, in the
-  // memory whose addresses graphs hold.
+  // Resets the session after a fault that allows further calls, or after the work space has moved. The stream is idle.
+  // Tickets restart at 0, in the memory whose addresses graphs hold.
   Status start_over(void* stream);
-  // As DeviceWindow::reserve(); length is 1 at least.
+  // Like DeviceWindow::reserve(). length: at least 1.
   Status reserve_window(DeviceWindow& window, int64_t n_places, int64_t end, int64_t length);
 
   DeviceExchange exchange(size_t layer_idx) const;
@@ -144,14 +146,15 @@ class DeviceSession {
   Status reserve_side();
   SideStream* side() const { return side_.get(); }  // null until reserve_side()
   Status mark_merged(uint64_t task_idx, void* stream) const;
-  // The host sees, in the stream's order, that a step has ended.
+  // Tells the host, in stream order, that a step has ended.
   Status end_step(uint64_t step, void* stream) const;
   DevicePages pages(size_t layer_idx) const;
-  // Room for a page of MAW on its way to the host, taken in advance: rolling back must not allocate.
+  // Buffer for a page of MAW on its way to the host. Allocated in advance, as rolling back must not allocate.
   std::vector<float>& maw_page() { return maw_page_; }
-  // Bytes from the page called 0: what page tables of this session hold. Of a place that has no page nobody reads it.
+  // Offset in bytes from the base address, as this session's page tables hold it. Kernels never read an entry without a page
+  // (0).
   int64_t page_offset(int64_t page) const { return page == 0 ? 0 : page - base_; }
-  const float* sinks(size_t layer_idx) const { return constant(sinks_at_[layer_idx]); }  // in device memory, or null
+  const float* sinks(size_t layer_idx) const { return constant(sinks_at_[layer_idx]); }  // device address, or null
   const float* rope(size_t layer_idx) const { return constant(rope_at_[layer_idx]); }
 
  private:
@@ -168,18 +171,18 @@ class DeviceSession {
   Reservation held_;
   bool is_frozen_ = false;
   SessionWork layout_;
-  std::byte* shared_ = nullptr;         // as the host sees it
-  std::byte* shared_device_ = nullptr;  // as the device does
+  std::byte* shared_ = nullptr;         // host address
+  std::byte* shared_device_ = nullptr;  // device address
   Buffer work_, constants_;
   std::unique_ptr<SideStream> side_;
   std::vector<int64_t> sinks_at_, rope_at_;  // [n_layers] floats in constants_; -1: none
   std::vector<int64_t> most_queries_;        // [n_layers] 0: not asked yet
-  std::vector<float> maw_page_;              // [most query heads][kDevicePageLen], where MAW are kept
+  std::vector<float> maw_page_;              // [most query heads][kDevicePageLen], if MAW are kept
   int64_t base_ = 0;
   std::unique_ptr<HandOver> hand_over_;  // declared last: stops first
 };
 
-// Before a call takes a ticket on `stream`: tickets that the side stream has yet to take come first.
+// Called before a call takes a ticket on `stream`: tickets that the side stream has yet to take come first.
 inline Status join_side(const DeviceSession& device, void* stream) {
   return device.side() != nullptr ? device.side()->join_if_ahead(stream) : Status();
 }

@@ -23,9 +23,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// A step's next ticket comes within tens of microseconds. Where it does not, other threads may have better use of the CPU:
-// those of other sessions are kept on the same few. What takes longer still is a device busy with other things: the thread
-// then naps, and looks whether the device is still there.
+// A step's next ticket comes within tens of microseconds. After that, other threads may have better use for the CPU: all
+// sessions' device threads share the same few cores. After kSpin the device is busy with other work. The thread then naps
+// and checks that the device is still there.
 constexpr std::chrono::microseconds kEager(100), kSpin(2000), kNap(50), kBetweenChecks(20'000);
 constexpr int kPausesPerLook = 32;
 
@@ -54,7 +54,7 @@ Status HandOver::create(const Device& device, const Backend& cpu, int64_t n_task
   try {
     made->thread_ = std::thread([h = made.get()] {
       h->loop();
-      if (h->end_ != nullptr) h->end_(h->end_context_);  // the last of it
+      if (h->end_ != nullptr) h->end_(h->end_context_);  // the thread's last action
     });
   } catch (const std::system_error& e) {
     error = e.code().value();
@@ -81,13 +81,13 @@ void HandOver::retire(void (*end)(void* context), void* context) {
   end_ = end;
   end_context_ = context;
   retires_.store(true, std::memory_order_release);
-  changed_posted_.notify_all();  // with the mutex held: without it this may be gone
+  changed_posted_.notify_all();  // the mutex is held, as otherwise this object may be gone
 }
 
 void HandOver::restart(ExchangeFlags* flags) {
   std::lock_guard lock(mutex_);
   if (flags_ != nullptr) {
-    flags->ended = flags_->ended;  // steps are counted on
+    flags->ended = flags_->ended;  // the count of steps continues
     if (flags_->bad_index.n_told != flags_->bad_index.n_taken) bad_index_ = flags_->bad_index;
   }
   flags_ = flags;
@@ -140,7 +140,7 @@ TaskSums HandOver::sums() const {
 // ---- the thread --------------------------------------------------------------------------------------------------------
 
 void HandOver::loop() {
-  const DefaultFpModes modes;  // a thread starts with those of the thread that made it
+  const DefaultFpModes modes;  // a new thread inherits the modes of its creator
   pthread_setname_np(pthread_self(), "tandem-device");
   cpu_.table->keep_clear(cpu_.self);
   while (wait_for_post()) {
@@ -164,11 +164,12 @@ void HandOver::meet(HandOverTask& task) {
   HostPart& part = task.scratch.host;
   times.has_host = !is_lost && part.has_jobs();
   times.has_arrived = !is_lost;
-  times.stream.look();  // what is there by now was there before
+  times.stream.look();  // the stream may already have ended: look before taking the time
   times.begin = Clock::now();
   const int64_t staged_bytes = is_lost ? 0 : part.take_rows() + task.copied_bytes;
   if (!is_lost && part.selects()) while_busy(kNoSelection, [&] { part.choose(); });
-  if (times.has_host && part.brings_named()) task.part = {};  // named keys lie scattered: their time says nothing of others
+  // Named keys are scattered, so their time says nothing about other keys.
+  if (times.has_host && part.brings_named()) task.part = {};
   if (times.has_host) attend(part, &times.stream);
   times.host_end = Clock::now();
   answer(task);
@@ -209,7 +210,8 @@ void HandOver::finish(HandOverTask& task, const TaskTimes& times, int64_t staged
   changed_finished_.notify_all();
 }
 
-// Once tasks are lost there may be tickets that nobody expects: no one is to wait for their answers.
+// After tasks are lost, tickets may arrive that no task expects. Answering in advance keeps the device from waiting for
+// them.
 void HandOver::answer(const HandOverTask& task) {
   const std::atomic_ref answered(flags_->answered);
   if (!can_start_over())
@@ -230,7 +232,7 @@ bool HandOver::wait_for_post() {
   return has_posted();
 }
 
-// Until then, or until there is no hope.
+// Waits for the condition, or until the device is lost or the thread is stopped.
 template <typename F>
 bool HandOver::wait_for(F has_come) {
   const auto begin = Clock::now();
@@ -251,7 +253,7 @@ bool HandOver::wait_for(F has_come) {
   return has_come();
 }
 
-// Its copies may be done before it comes.
+// The task's copies may end before its ticket arrives, so both are watched.
 bool HandOver::wait_for_arrival(const HandOverTask& task, StreamEnd* stream) {
   const std::atomic_ref arrived(flags_->arrived);
   const auto has_come = [&] { return arrived.load(std::memory_order_acquire) > task.ticket; };
@@ -280,10 +282,11 @@ bool HandOver::wait_for_observation(const HandOverTask& task) {
     fault_of_step(task);
     return true;
   });
-  return has_come() && !task.launch_failed.load(std::memory_order_acquire);  // else a later ticket's has come
+  // After a failed launch a later ticket may have raised the count.
+  return has_come() && !task.launch_failed.load(std::memory_order_acquire);
 }
 
-// Until nobody reads what is streamed any more, of tasks that are lost too. Where the device is lost, nobody does.
+// Waits until the streamed data is no longer read, also for lost tasks. On a lost device nothing reads it.
 void HandOver::wait_for_stream(const HandOverTask& task, StreamEnd* end) {
   wait_for([&] {
     end->look();
@@ -292,8 +295,8 @@ void HandOver::wait_for_stream(const HandOverTask& task, StreamEnd* end) {
   end->look();
 }
 
-// What may take long, as who else has the pool may keep it: the device is told that its turn will come. no_memory: the fault
-// where there is none.
+// Runs an action that may take long, as another caller may hold the pool. The flag tells the device that its turn will come.
+// no_memory: text of the fault if the action runs out of memory.
 template <typename F>
 void HandOver::while_busy(const char* no_memory, F action) {
   const std::atomic_ref busy(flags_->busy);
@@ -318,7 +321,7 @@ void HandOver::check_flags() {
     fault_.set(TANDEM_ERROR_DEVICE_LOST, 0, "the device waited for the host in vain");
 }
 
-// Whether the step that it is a part of has ended on the device.
+// True if the step of the task has ended on the device.
 bool HandOver::is_over(const HandOverTask& task) const {
   const auto ended = std::atomic_ref(flags_->ended).load(std::memory_order_acquire);
   return task.step > 0 && static_cast<uint8_t>(ended - task.step) < 128;
@@ -330,7 +333,7 @@ void HandOver::fault_of_step(const HandOverTask& task) {
   fault_.set(DeviceFault::kOfStep, 0, text);
 }
 
-// Where keys are streamed at the same time, the calling thread looks now and then whether that has ended.
+// If keys are streamed at the same time, the calling thread checks now and then whether the stream has ended.
 void HandOver::attend(HostPart& part, StreamEnd* stream) {
   bool is_done = false;
   while_busy("no memory for the host's part", [&] {
@@ -345,7 +348,7 @@ void HandOver::attend(HostPart& part, StreamEnd* stream) {
     is_done = status.ok();
     if (!is_done) fault_.set(status.code(), status.info().underlying, status.info().message.c_str());
   });
-  if (!is_done) part.lose();  // the device does not wait for what will not come
+  if (!is_done) part.lose();  // the device must not wait for a part that will not come
 }
 
 }  // namespace tandem

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
-// The host's side of calls on device tensors: a thread that waits for each ticket to arrive (lib/tables/device.h has the
-// protocol), takes its rows into the store, attends to the keys outside the window on the CPU's pool, and answers.
+// The host's side of calls on device tensors. A thread waits for each ticket to arrive (lib/tables/device.h has the
+// protocol), takes its rows into the store, attends the keys outside the window on the CPU's pool, and answers.
 //
-// An error becomes a fault (lib/device/device_fault.h). After a fault that calls may follow, this task and all later ones
-// are lost, even if their tickets arrive, and the next settle() rolls them back. All answers are given, so no kernel waits.
-// When the device is idle, tickets begin with 0 again. After a lack of memory a task still ends only when the device is done
-// with it; after a fault of a step the thread does not wait for tickets.
+// An error becomes a fault (lib/device/device_fault.h). After a fault that allows further calls, the current task and all
+// later ones are lost, even if their tickets arrive. The next settle() rolls them back. All answers are given, so no kernel
+// waits. When the device is idle, tickets restart at 0. After a lack of memory a task still ends only when the device is
+// done with it. After a fault of a step the thread does not wait for tickets.
 #pragma once
 
 #include <thread>
@@ -19,32 +19,33 @@ namespace tandem {
 
 class HandOver final : public TaskRing {
  public:
-  // The engine's. under_way: counts tasks; profile: learns what they take.
+  // Owned by the engine. under_way: counts tasks. profile: learns the times of tasks.
   struct Counters {
     UnderWay* under_way;
     Profile* profile;
   };
-  // n_tasks: at most at a time, a power of two.
+  // n_tasks: maximum number of tasks at a time, a power of two.
   static Status create(const Device& device, const Backend& cpu, int64_t n_tasks, const Counters& counters,
                        std::unique_ptr<HandOver>* hand_over);
   ~HandOver() { stop(); }
-  void stop();  // waits for what is under way, unless the device is lost; the thread ends
-  // When nothing is under way any more the thread does end(context) and is over; `end` may destroy this.
+  void stop();  // waits for work in flight, unless the device is lost; ends the thread
+  // Once no work is in flight, the thread calls end(context) and ends. `end` may destroy this object.
   void retire(void (*end)(void* context), void* context);
 
-  // New flags, all zero: tickets begin with 0. The ring is idle. The old flags must still be allocated.
+  // Switches to new flags, all zero. Tickets restart at 0. The ring is idle. The old flags must still be allocated.
   void restart(ExchangeFlags* flags);
-  // The same flags: tickets begin with 0, and there is no fault any more. Ring and device are idle.
+  // Keeps the flags, clears the fault and restarts tickets at 0. Ring and device are idle.
   void start_over();
   TaskSums sums() const;
-  // Whether the CPU's pool attends for a ticket just now.
+  // True while the CPU's pool attends for a ticket.
   bool is_computing() const { return std::atomic_ref(flags_->busy).load(std::memory_order_relaxed) != 0; }
-  double bus_ahead_ns(int32_t layer_idx, int64_t n_queries) const;  // lib/rates/part_times.h
-  // What a kernel has found wrong with the indices of an earlier call (INVALID_ARGUMENT, selection.idx), told once.
+  double bus_ahead_ns(int32_t layer_idx, int64_t n_queries) const;  // see lib/rates/part_times.h
+  // Returns the error that a kernel found in the indices of an earlier call (INVALID_ARGUMENT, selection.idx). Reports it
+  // once.
   Status take_bad_index();
-  // Why no ticket will arrive any more; ok as long as they do.
+  // Returns why no more tickets will arrive; ok as long as they do.
   Status fault();
-  // The fault is of a step, or of memory: the device is well.
+  // True if the fault is of a step or of memory. The device still works.
   bool can_start_over() const { return fault_.can_start_over(); }
 
  private:
@@ -71,11 +72,11 @@ class HandOver final : public TaskRing {
 
   const Device& device_;
   ExchangeFlags* flags_ = nullptr;
-  BadIndex bad_index_;  // found in flags that are gone, if n_told is not 0
+  BadIndex bad_index_;  // from flags that have been replaced; n_told 0: none
   DeviceFault fault_;
-  PartLearner learner_;  // guarded by the ring's mutex, but for what is the thread's
+  PartLearner learner_;  // guarded by the ring's mutex, except for the thread's own parts
   std::atomic<bool> stop_{false}, retires_{false};
-  void (*end_)(void* context) = nullptr;  // before retires_ is set, as what follows
+  void (*end_)(void* context) = nullptr;  // this and end_context_ are set before retires_
   void* end_context_ = nullptr;
   std::thread thread_;
 };

@@ -10,10 +10,10 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Between the end of a part whose keys were made and the next one's queries: less is nothing but the way to these, which
-// beside products takes as long as kAsked.
+// Gap between the end of a part with made keys and the arrival of the next part's queries. A gap shorter than kInRow is only
+// the time that the queries take to arrive. Beside products that time is kAsked, which replaces longer gaps.
 constexpr std::chrono::microseconds kInRow(300), kAsked(50);
-constexpr std::chrono::microseconds kLooked(100);  // what nobody has looked at for longer may have come at any time
+constexpr std::chrono::microseconds kLooked(100);  // after a longer pause between two looks, the time of an event is unknown
 
 double ns_between(Clock::time_point begin, Clock::time_point end) {
   return std::chrono::duration<double, std::nano>(end - begin).count();
@@ -39,7 +39,7 @@ PartReading PartLearner::read_times(const HandOverTask& task, const TaskTimes& t
   PartMoments part;
   part.layer_idx = task.shape.layer_idx;
   part.n_queries = task.shape.max_q_len;
-  part.asked = ns(task.step > 0 ? times.begin : task.asked);  // a graph's copies are none
+  part.asked = ns(task.step > 0 ? times.begin : task.asked);  // planned steps request no copies
   part.arrived = ns(times.begin);
   part.has_host = times.has_host;
   part.host_end = ns(times.host_end);
@@ -49,7 +49,7 @@ PartReading PartLearner::read_times(const HandOverTask& task, const TaskTimes& t
   part.streamed = ns(times.stream.seen);
   if (times.has_arrived) try {
       return part_times_.note(part);
-    } catch (const std::bad_alloc&) {  // the next part tells
+    } catch (const std::bad_alloc&) {  // the next part will be recorded
     }
   PartReading reading;
   reading.host = reading.total = times.has_host ? part.host_end - part.arrived : 0.0;
@@ -74,7 +74,7 @@ void PartLearner::await_merged(const HandOverTask& task, const TaskTimes& times,
                      reading.is_steady};
 }
 
-// When nobody has looked for a while it is not known when it was.
+// A result that is seen after a pause of more than kLooked is dropped, as its time is unknown.
 void PartLearner::look_at_merged() {
   if (unmerged_.flag == nullptr || unmerged_.is_merged) return;
   const auto now = Clock::now();
@@ -83,7 +83,7 @@ void PartLearner::look_at_merged() {
   unmerged_.merged = unmerged_.looked = now;
 }
 
-// Where nothing to speak of lies between two parts, the next one's way to its queries is what this one's was.
+// If the next part follows closely, the gap is the time that its queries take to arrive, and counts as this part's.
 void PartLearner::note_merged() {
   if (!unmerged_.is_merged) return;
   const auto between = Clock::now() - unmerged_.merged;

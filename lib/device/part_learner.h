@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What the thread that meets the device learns of parts outside the window: sums for statistics, and times for the profile.
+// The device thread's measurements of parts outside the window: sums for statistics, and times for the profile.
 #pragma once
 
 #include <array>
@@ -12,7 +12,7 @@
 
 namespace tandem {
 
-// When the pieces of a task had been sent, of all routes, as far as somebody has looked.
+// The time when the pieces of a task had been sent, over all routes, as seen by the last look().
 struct StreamEnd {
   std::array<uint8_t*, kMostRoutes> sent{};
   std::chrono::steady_clock::time_point seen;
@@ -28,7 +28,7 @@ struct TaskTimes {
   StreamEnd stream;
 };
 
-// Sums of tasks that are done.
+// Sums over finished tasks.
 struct TaskSums {
   int64_t n_host_parts = 0, host_part_ns = 0, staged_kv_bytes = 0, selected_kv_bytes = 0, resident_kv_bytes = 0;
   int64_t n_stream_parts = 0, stream_part_ns = 0, streamed_kv_bytes = 0, streamed_x_bytes = 0;
@@ -40,12 +40,12 @@ class PartLearner {
  public:
   explicit PartLearner(Profile& profile) : profile_(profile) {}
 
-  // The ring's mutex is held. A task has ended; learns: the profile may go by its times.
+  // Records a finished task. The ring's mutex is held. learns: the profile may learn from its times.
   void learn(const HandOverTask& task, const TaskTimes& times, bool learns);
   TaskSums& sums() { return sums_; }
   const TaskSums& sums() const { return sums_; }
   double bus_ahead_ns(int32_t layer_idx, int64_t n_queries) const { return part_times_.ahead_ns(layer_idx, n_queries); }
-  // For the device's thread, while learn() does not run. Looks whether the last part's states are merged.
+  // For the device's thread, while learn() does not run. Checks whether the last part's states are merged.
   void look_at_merged();
   void note_merged();  // the next part's queries have arrived: the last part's time is known
   void forget_merged() { unmerged_ = {}; }
@@ -55,7 +55,7 @@ class PartLearner {
   // can watch for both.
   struct Unmerged {
     uint8_t* flag = nullptr;
-    uint8_t mark = 0;  // what it is then
+    uint8_t mark = 0;  // value of the flag once it is set
     std::chrono::steady_clock::time_point begin, looked, merged;
     bool is_merged = false;
     const Layer* layer = nullptr;
@@ -69,7 +69,7 @@ class PartLearner {
   TaskSums sums_;
   PartTimes part_times_;
   Unmerged unmerged_;
-  std::chrono::steady_clock::time_point long_began_;  // the last long append's attention
+  std::chrono::steady_clock::time_point long_began_;  // start of the last long append's attention
 };
 
 }  // namespace tandem

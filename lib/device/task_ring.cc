@@ -36,8 +36,8 @@ void TaskRing::open_step(int64_t n_tasks) {
   changed_posted_.notify_one();
 }
 
-// What is left of the step is under way from here on: it may not have begun, and workers that sleep until its parts come
-// would be late for each.
+// The rest of the step counts as in flight from here on. It may not have begun, but workers that slept until its parts
+// arrive would be late for each part.
 void TaskRing::close_step() {
   std::lock_guard lock(mutex_);
   const uint64_t posted = posted_.load(std::memory_order_relaxed), finished = finished_.load(std::memory_order_relaxed);
@@ -73,7 +73,7 @@ void TaskRing::wait_for_rows(int64_t sequence, int32_t layer_idx, int64_t end) {
   }
 }
 
-// Whoever waits for the task's place may have it now. The mutex is held.
+// Frees the task's place for a waiting thread. The mutex is held.
 void TaskRing::finish_locked(HandOverTask& task) {
   const uint64_t idx = task.idx;
   const bool is_last = std::exchange(task.is_last, false);
@@ -94,7 +94,7 @@ void TaskRing::forget_lost() {
   if (!has_lost_.exchange(false, std::memory_order_acq_rel)) return;
   for (HandOverTask& task : tasks_) {
     task.rolls_back = task.moves_window_back = false;
-    if (task.is_lost || task.is_unseen) has_lost_ = true;  // since then
+    if (task.is_lost || task.is_unseen) has_lost_ = true;  // lost after mark_lost()
   }
 }
 

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT
-// The way from the host to a device, which the pieces of sessions and offloaded weights share. A piece of keys or hidden
-// states is sent when a buffer is free for it, and the device has work as soon as it is there; weights may cross at any time
-// before they are used. Sent as soon as there is room for them, all weights of a layer would keep the device waiting for its
-// next piece, and the bus would wait afterwards while pieces are worked on. So weights take turns behind pieces:
+// The bus from the host to a device. Pieces of sessions and offloaded weights share it. A piece of keys or hidden states is
+// sent when a buffer is free, and the device works on it as soon as it arrives. Weights may cross at any time before they
+// are used. If all weights of a layer were sent as soon as they fit, the device would wait for its next piece. Afterwards
+// the bus would idle while the device works on pieces. So weights take turns behind pieces:
 //
 //   all at once   | weights of the next layer       | piece |       | piece |       | piece | ...
 //   in turns      | piece | weights | piece | weights | piece | weights | ...
 //
-// How much of them is due behind a piece is theirs to know (lib/weights/weights.h).
+// The weights decide how many bytes are due behind a piece (lib/weights/weights.h).
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@
 
 namespace tandem {
 
-// Of offloaded weights: told of each piece.
+// Implemented by offloaded weights, which are told of each piece.
 class BusFollower {
  public:
   virtual void follow(int64_t bytes, void* event) = 0;
@@ -29,9 +29,9 @@ class Bus {
  public:
   void join(BusFollower* weights);
   void leave(BusFollower* weights);
-  // A piece of so many bytes has been sent, and has come when `event` has happened.
+  // A piece of `bytes` bytes has been sent. It has arrived once `event` has happened.
   void sent(int64_t bytes, void* event);
-  // What a piece takes says little of the bus then.
+  // True if weights share the bus. The time of a piece then says little about the bus.
   bool has_weights() const;
 
  private:

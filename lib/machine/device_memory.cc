@@ -7,7 +7,7 @@
 namespace tandem {
 namespace {
 
-// A device that is lost has no memory either, but is to be called lost.
+// A lost device cannot allocate either, but the error must say that it is lost.
 Status take_on_device(int64_t bytes, void** data, void* user) {
   const auto& device = *static_cast<const Device*>(user);
   DeviceError error;

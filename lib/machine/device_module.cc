@@ -19,7 +19,7 @@ namespace {
 constexpr size_t kMaxNameBytes = 32;
 constexpr char kPathVariable[] = "TANDEM_BACKEND_PATH";
 
-// The name becomes part of a path: nothing in it may lead elsewhere.
+// The name becomes part of a path, so it must not lead elsewhere.
 Status check_name(const char* name) {
   const size_t n = std::strlen(name);
   if (n <= kMaxNameBytes && std::strspn(name, "abcdefghijklmnopqrstuvwxyz0123456789_-") == n) return {};
@@ -27,7 +27,7 @@ Status check_name(const char* name) {
               "backend = \"%s\" is not a name of at most %zu letters a to z, digits, _ and -", name, kMaxNameBytes);
 }
 
-// What the dynamic linker says, without the path where it begins with that: the caller names it.
+// Returns the dynamic linker's error, without a leading path, as the caller adds the path.
 std::string linker_error(const std::string& path) {
   const char* text = dlerror();
   const std::string error = text != nullptr ? text : "the dynamic linker gives no reason";
@@ -35,10 +35,10 @@ std::string linker_error(const std::string& path) {
   return error.compare(0, prefix.size(), prefix) == 0 ? error.substr(prefix.size()) : error;
 }
 
-// The module's table, or why there is none.
+// Opens a module and finds its table. Returns "", or why there is no usable table.
 std::string open_file(const std::string& path, const char* name, const DeviceTable** table) {
-  // dlopen() opens the path again: a file that is cut or replaced in between is not noticed. The check is for files that
-  // were damaged before; whoever may write to the module's file can run any code here anyway.
+  // dlopen() opens the path again, so a change of the file in between goes unnoticed. The check is for files that were
+  // damaged before. A user who may write to the module's file can run any code here anyway.
   const std::string refusal = module_file_refusal(path);
   if (!refusal.empty()) return refusal;
   if (path.find('$') != std::string::npos) return "has a $, which the dynamic linker may replace by something else";
@@ -50,15 +50,15 @@ std::string open_file(const std::string& path, const char* name, const DeviceTab
   return table_refusal(*table, name);
 }
 
-// The folder of the file that this code was loaded from, or why it is not known.
+// Finds the folder of the file that this code was loaded from. Returns "", or why the folder is unknown.
 std::string own_folder(std::string* folder) {
   Dl_info info;
   link_map* loaded = nullptr;
   const auto* code = reinterpret_cast<const void*>(&open_device_module);
   if (dladdr1(code, &info, reinterpret_cast<void**>(&loaded), RTLD_DL_LINKMAP) == 0)
     return "not known to the dynamic linker";
-  // The program itself has no name there; another may be relative to a working directory of the past. Where a program runs
-  // with more rights than its caller has, the caller may have linked it into a folder of his own.
+  // The linker has no name for the program itself. Another name may be relative to an earlier working directory. If a
+  // program runs with more rights than its caller, the caller may have linked it into a folder of his own.
   if (*loaded->l_name == '\0' && getauxval(AT_SECURE) != 0)
     return "ignored in a process that is setuid or setgid or has capabilities";
   const std::string name = *loaded->l_name == '\0' ? "/proc/self/exe" : loaded->l_name;
@@ -74,7 +74,7 @@ class Search {
  public:
   Search(const char* name, DeviceModule* module) : name_(name), module_(module) {}
 
-  // These return whether the module is found.
+  // These functions return true if the module has been found.
   bool try_file(const std::string& path) {
     const std::string reason = open_file(path, name_, &module_->table);
     if (!reason.empty()) return refuse(path, reason);
@@ -106,7 +106,7 @@ class Search {
     std::string folder;
     const std::string reason = own_folder(&folder);
     if (!reason.empty()) return refuse("beside the library", reason);
-    return try_folder(folder) || try_folder(folder + "/tandem");  // built, or installed and perhaps moved
+    return try_folder(folder) || try_folder(folder + "/tandem");  // a build tree; an installation, perhaps moved
   }
 
  private:

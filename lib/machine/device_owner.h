@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The device of an engine: found in a module, opened, closed with its owner.
+// The device of an engine. The owner finds it in a module, opens it and closes it.
 #pragma once
 
 #include <memory>
@@ -14,8 +14,8 @@ namespace tandem {
 
 class DeviceOwner {
  public:
-  // The first device of the backend's module that can be used. Errors: those of open_device_module(), BACKEND (there is no
-  // such device, with the reason of each, or it could not be opened).
+  // Opens the first usable device of the backend's module. Errors: those of open_device_module(), and BACKEND (no usable
+  // device, with the reason for each, or opening failed).
   static Status open(const char* backend, const char* path, std::unique_ptr<DeviceOwner>* owner);
   DeviceOwner() = default;
   DeviceOwner(const DeviceOwner&) = delete;
@@ -23,7 +23,7 @@ class DeviceOwner {
 
   const Device& device() const { return device_; }
   const char* backend() const { return module_.table->name; }
-  // For the engine report: every device of the module, and the module with what was tried before it.
+  // For the engine report: all devices of the module; the module and the places tried before it.
   std::string devices_json() const;
   std::string module_json() const;
 
@@ -35,7 +35,7 @@ class DeviceOwner {
   std::vector<DeviceInfo> infos_;
   size_t device_idx_ = 0;
   Bus bus_;
-  Device device_;  // table: null until it is open
+  Device device_;  // table is null until the device is open
 };
 
 }  // namespace tandem

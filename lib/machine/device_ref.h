@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// A device of an engine, as those see it who ask it for anything.
+// A device of an engine, as its users see it.
 #pragma once
 
 #include <cstdint>
@@ -13,9 +13,9 @@ class Bus;
 struct Device {
   const DeviceTable* table = nullptr;
   void* self = nullptr;
-  int32_t idx = 0;  // among the module's devices
+  int32_t idx = 0;  // index among the module's devices
   DeviceInfo info;
-  Bus* bus = nullptr;  // the engine's
+  Bus* bus = nullptr;  // the engine's bus
 };
 
 }  // namespace tandem

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Errors of a device module as the library's own.
+// Translates errors of a device module into the library's own.
 #pragma once
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 
 namespace tandem {
 
-// Texts of a module end with their array, if not before.
+// A module's text ends at its NUL, or at the end of its array.
 template <size_t n>
 std::string text_of(const char (&text)[n]) {
   return std::string(text, std::find(text, text + n, '\0'));
@@ -21,7 +21,7 @@ inline std::string reason_of(const DeviceError& error) {
   return message.empty() ? "the module gives no reason" : message;
 }
 
-// code: what the module's function returned.
+// code: the return value of the module's function.
 inline Status device_status(int32_t code, const DeviceError& error) {
   if (code == TANDEM_OK) return {};
   return fail_with(code, error.underlying, text_of(error.field).c_str(), "device: " + reason_of(error));
@@ -34,7 +34,7 @@ Status call_device(const Device& device, int32_t (*DeviceTable::*function)(void*
   return device_status((device.table->*function)(device.self, arguments..., &error), error);
 }
 
-// Whether calls on the stream are recorded, not run.
+// Sets *captures if calls on the stream are recorded for a graph instead of being run.
 inline Status is_capturing(const Device& device, void* stream, bool* captures) {
   int32_t is = 0;
   TANDEM_TRY(call_device(device, &DeviceTable::capturing, stream, &is));

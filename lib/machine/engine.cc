@@ -37,14 +37,14 @@ Status Engine::create(const tandem_engine_options& options, std::shared_ptr<Engi
   TANDEM_TRY(check_lent_threads(options));
   CpuOptions cpu;
   cpu.n_threads = options.n_threads;
-  cpu.n_others = options.backend != nullptr ? 1 : 0;  // who waits for the device, while another thread calls the workers
+  cpu.n_others = options.backend != nullptr ? 1 : 0;  // a thread waits for the device while another calls the workers
   cpu.isa = options.cpu_isa;
   if (options.spin_ns >= 0) cpu.spin_ns = options.spin_ns;
   cpu.pin_threads = options.pin_threads != 0;
   cpu.matmul_rows = options.matmul_rows;
   cpu.run = options.run;
   cpu.run_user = options.run_user;
-  auto made = std::make_shared<Engine>();  // first: what is created has an owner, also when memory runs out
+  auto made = std::make_shared<Engine>();  // made first, so that later objects have an owner even if memory runs out
   TANDEM_TRY(create_cpu_backend(cpu, &made->cpu_));
   return complete(std::move(made), options, engine);
 }

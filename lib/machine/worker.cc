@@ -91,7 +91,7 @@ int64_t Worker::join(Job& job, const Watch& watch) {
     run_queued(job, &lock);
   } else {
     const auto is_idle = [&] { return job.state == Job::State::kIdle; };
-    constexpr std::chrono::milliseconds kBetweenLooks{2};  // at the flag, which wakes no one
+    constexpr std::chrono::milliseconds kBetweenLooks{2};  // between two looks at the flag, which wakes no thread
     if (watch.cancel == nullptr) finished_.wait(lock, is_idle);
     while (!watch.is_cancelled() && !finished_.wait_for(lock, kBetweenLooks, is_idle)) {
     }
@@ -113,7 +113,7 @@ void Worker::cancel(Job& job) {
 bool Worker::drain(int64_t timeout_ns) {
   std::unique_lock lock(mutex_);
   const auto empty = [&] { return n_queued_ == 0 && n_running_ == 0; };
-  constexpr int64_t kForEver = int64_t{1} << 60;  // what the clock can still count to
+  constexpr int64_t kForEver = int64_t{1} << 60;  // the longest time that the clock can represent
   if (timeout_ns < 0 || timeout_ns > kForEver) {
     finished_.wait(lock, empty);
     return true;
@@ -122,7 +122,7 @@ bool Worker::drain(int64_t timeout_ns) {
 }
 
 void Worker::loop(const char* name, bool yields) {
-  const DefaultFpModes modes;  // a thread starts with those of the thread that made it
+  const DefaultFpModes modes;  // a new thread inherits the modes of its creator
   pthread_setname_np(pthread_self(), name);
   const auto thread = static_cast<id_t>(syscall(SYS_gettid));
   if (yields) (void)setpriority(PRIO_PROCESS, thread, getpriority(PRIO_PROCESS, thread) + 10);

@@ -12,7 +12,7 @@ namespace {
 
 using Byte = uint8_t;
 
-// Codes of one block of q4_0, in the block's order and in ours.
+// Codes of one q4_0 block: reorder_q4() converts from the block's order to the store's, restore_q4() converts back.
 constexpr int64_t kHalf = 16;
 void reorder_q4(const Byte* block, Byte* codes) {
   const auto code = [&](int64_t i) { return i < kHalf ? block[i] & 15 : block[i - kHalf] >> 4; };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Blocks of quantised elements, as tensors of the ABI hold them, from and to Tandem's codes and scales. A block is a group's
-// scales and then its codes.
+// Converts blocks of quantised elements, as tensors of the ABI hold them, to and from Tandem's codes and scales. A block is
+// a group's scales, then its codes.
 //
 //   q8_0    34 bytes for 32 elements   f16 scale d | 32 int8 codes c                 element = d c         as ggml has them
 //   q4_0    18 bytes for 32 elements   f16 scale d | 16 bytes of two codes           element = d (c - 8)   as ggml has them
@@ -8,16 +8,15 @@
 //   q4_64   36 bytes for 64 elements   f16 d | f16 minimum m | 32 bytes of two codes   element = d c + m
 //                                      byte j: element 2 j below, element 2 j + 1 above
 //
-// Stored apart: codes of a row side by side, its scales elsewhere. In stored q4_0, too, byte j holds elements 2 j (below)
-// and 2 j + 1: vectors of bytes then give the even and the odd elements whatever their length, and rows may end within a
-// group.
+// In the store, codes of a row lie side by side and its scales elsewhere. In stored q4_0, too, byte j holds elements 2 j
+// (below) and 2 j + 1. So byte vectors of any length split into even and odd elements, and rows may end within a group.
 #pragma once
 
 #include <cstdint>
 
 namespace tandem {
 
-// Elements and bytes of one block; 0: the type has none.
+// Elements and bytes of one block; 0 if the type has no blocks.
 int64_t block_elements(int32_t dtype);
 int64_t block_bytes(int32_t dtype);
 // n: a multiple of block_elements().

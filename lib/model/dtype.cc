@@ -6,7 +6,7 @@
 namespace tandem {
 
 const char* key_type_names() {
-  static const std::string& names = *new std::string([] {  // never destroyed: calls may be made while the process ends
+  static const std::string& names = *new std::string([] {  // never destroyed, as calls may run while the process ends
     std::string list;
     for (const DtypeInfo& info : kDtypes)
       if (is_key_type(info.dtype)) list += (list.empty() ? "" : ", ") + std::string(info.name);

@@ -9,9 +9,9 @@ namespace {
 
 constexpr int64_t kMaxRow = 512;  // the largest power of two below the largest head_dim, 576
 
-// Sums and differences of the two halves, interleaved. log2(n) such stages are the whole transform in its natural order:
-// each turns the highest bit of the index into its lowest. All stages read and write side by side, so all vectorise; the
-// textbook's in-place butterflies do not where partners are nearer than a vector is long, and take twice the time.
+// Writes sums and differences of the two halves, interleaved. log2(n) such stages are the whole transform in natural order:
+// each stage turns the highest bit of the index into the lowest. All stages read and write contiguously, so all vectorise.
+// The textbook's in-place butterflies do not if partners are closer than a vector's length, and take twice the time.
 void stage(const float* __restrict from, float* __restrict to, int64_t half) {
   for (int64_t i = 0; i < half; ++i) {
     to[2 * i] = from[i] + from[i + half];

@@ -3,8 +3,9 @@
 //
 //   y = H x / sqrt(n),  H[i][j] = (-1)^popcount(i & j)
 //
-// H / sqrt(n) is symmetric and orthogonal: it is its own inverse, and q.k does not change when both are rotated. Stored keys
-// of a rotated layer hold y (lib/tensors/convert.h); a query is rotated where it becomes f32 (lib/attend/host_lane.cc).
+// H / sqrt(n) is symmetric and orthogonal, so it is its own inverse, and q.k does not change when both are rotated. Stored
+// keys of a rotated layer hold y (lib/tensors/convert.h). A query is rotated when it is converted to f32
+// (lib/attend/host_lane.cc).
 // Ashkboos et al., "QuaRot: Outlier-Free 4-Bit Inference in Rotated LLMs", 2024.
 #pragma once
 
@@ -14,7 +15,7 @@ namespace tandem {
 
 constexpr bool hadamard_has(int64_t n) { return n > 0 && (n & (n - 1)) == 0; }
 
-// In place. n: a power of two, at most 512.
+// Rotates the row in place. n: a power of two, at most 512.
 void hadamard_rotate(float* row, int64_t n);
 
 }  // namespace tandem

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Geometry of one layer, validated, with defaults filled in and storage types attached: what kernels need to know.
+// Geometry of one layer as kernels need it: validated, with defaults filled in and storage types attached.
 #pragma once
 
 #include <cstdint>
@@ -21,29 +21,29 @@ struct Layer {
   int32_t k_type = 0;
   int32_t v_type = 0;                         // = k_type where V aliases K
   int64_t k_stride = 0, v_stride = 0;         // bytes from a row of a run to the next; 0: rows lie side by side
-  int32_t k_rotation = TANDEM_ROTATION_NONE;  // what was done to stored K, and is done to q before a backend sees it
+  int32_t k_rotation = TANDEM_ROTATION_NONE;  // rotation of stored K; q is rotated likewise before a backend gets it
   float sm_scale = 1.0f;
   float soft_cap = 0.0f;                   // 0: off
   int64_t sliding_window = 0;              // 0: off
   const float* sinks = nullptr;            // [n_q_heads] or null
-  const RopeTable* rope = nullptr;         // null: keys are stored as they are to be used
-  const Projection* projection = nullptr;  // null: nobody knows where K and V come from
-  int32_t x_type = 0;                      // of the hidden states that a cache keeps; 0: it keeps none
-  int32_t hidden_dim() const { return x_type != 0 ? projection->hidden_dim : 0; }  // of these
-  // Of one: its codes, and behind them, in types with groups, its scales.
+  const RopeTable* rope = nullptr;         // null: stored keys are used as they are
+  const Projection* projection = nullptr;  // null: the caller has not said how K and V are made
+  int32_t x_type = 0;                      // type of the hidden states that a cache keeps; 0: it keeps none
+  int32_t hidden_dim() const { return x_type != 0 ? projection->hidden_dim : 0; }  // of the kept hidden states
+  // Bytes of one hidden state: its codes, followed by its scales in types with groups.
   int64_t x_bytes() const { return x_type == 0 ? 0 : x_code_bytes() + scale_bytes(x_type, hidden_dim()); }
   int64_t x_code_bytes() const { return x_type == 0 ? 0 : row_bytes(x_type, hidden_dim()); }
   bool operator==(const Layer& other) const = default;
 };
 
-// The layer as a caller sees it who looks at one query head at a time: each query head has a KV head of its own.
+// The layer for a caller that works query head by query head: each query head has its own KV head.
 inline Layer by_q_head(Layer layer) {
   layer.n_kv_heads = layer.n_q_heads;
   layer.group_size = 1;
   return layer;
 }
 
-// Bytes from a row of a run to the next.
+// Bytes from one row of a run to the next.
 constexpr int64_t k_stride_of(const Layer& layer) {
   return layer.k_stride > 0 ? layer.k_stride : row_bytes(layer.k_type, layer.k_head_dim);
 }

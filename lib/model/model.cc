@@ -83,7 +83,7 @@ Status check_positive(double value, const char* member, const LayerRefusal& refu
   return refuse(kInvalid, member, "%g is not finite and positive (0: the default)", value);
 }
 
-// The numbers are checked whoever rotates: a NaN here is a mistake in either case.
+// The numbers are checked even if the caller rotates keys: a NaN here is a mistake in either case.
 Status check_rope(const tandem_layer_options& l, const LayerRefusal& refuse) {
   if (l.rope < TANDEM_ROPE_CALLER || l.rope > TANDEM_ROPE_INTERLEAVED)
     return refuse(kInvalid, "rope", "%d is not a TANDEM_ROPE_ value", l.rope);
@@ -117,7 +117,7 @@ Status check_rope(const tandem_layer_options& l, const LayerRefusal& refuse) {
   return {};
 }
 
-// Radians per position of each pair.
+// Returns radians per position for each pair.
 std::vector<double> rope_frequencies(const tandem_layer_options& l) {
   const int32_t dims = rope_dims_of(l);
   const double scale = or_default(l.rope_position_scale, 1.0);
@@ -154,7 +154,7 @@ Status check_layer(const tandem_layer_options& layer, const LayerRefusal& refuse
   return check_rope(layer, refuse);
 }
 
-// One for each distinct description.
+// Makes one table for each distinct description.
 const RopeTable* Model::angles(const tandem_layer_options& options, int32_t rope) {
   const bool is_interleaved = rope == TANDEM_ROPE_INTERLEAVED;
   const auto factor = static_cast<float>(or_default(options.rope_attn_factor, 1.0));

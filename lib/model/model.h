@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Geometry of all layers, checked, with defaults filled in and everything that outlives the call copied.
+// Geometry of all layers: checked, with defaults filled in. All data that outlives the call is copied.
 #pragma once
 
 #include <map>
@@ -14,7 +14,7 @@ namespace tandem {
 
 class Model {
  public:
-  // layers: complete structs. Storage types of the layers are 0 here; a cache fills them in.
+  // layers: complete structs. Storage types of the resulting layers are 0. A cache fills them in.
   static Status create(const std::vector<tandem_layer_options>& layers, std::shared_ptr<const Model>* model);
 
   const std::vector<Layer>& layers() const { return layers_; }
@@ -25,14 +25,15 @@ class Model {
   std::vector<Layer> layers_;
   std::vector<std::vector<float>> sinks_;  // [n_layers] -> [n_q_heads]
   std::vector<std::unique_ptr<RopeTable>> rope_tables_;
-  std::map<std::tuple<bool, float, std::vector<double>>, const RopeTable*> tables_;  // by what they are of
-  std::vector<std::unique_ptr<OwnedProjection>> projections_;                        // of layers that have one
+  // Keyed by interleaving, attention factor and inverse frequencies.
+  std::map<std::tuple<bool, float, std::vector<double>>, const RopeTable*> tables_;
+  std::vector<std::unique_ptr<OwnedProjection>> projections_;  // of the layers that have one
 };
 
 class LayerRefusal;
-// Checks one layer alone: INVALID_ARGUMENT or UNSUPPORTED, naming the member with the refusal's prefix.
+// Checks one layer. INVALID_ARGUMENT or UNSUPPORTED, naming the member with the refusal's prefix.
 Status check_layer(const tandem_layer_options& layer, const LayerRefusal& refuse);
-// A checked layer with its defaults filled in, but for what belongs to a model: sinks, RoPE, projection.
+// Returns a checked layer with defaults filled in, except for the members that a model owns: sinks, RoPE, projection.
 Layer resolve_layer(const tandem_layer_options& layer);
 
 }  // namespace tandem

@@ -35,7 +35,7 @@ Status check_weights(const tandem_layer_projection& p, const LayerRefusal& refus
     return refuse(kInvalid, "projection.w_order", "%d is not a TANDEM_WEIGHTS_ value", p.w_order);
   if (p.device_type != TANDEM_DEVICE_HOST && p.device_type != TANDEM_DEVICE_CUDA)
     return refuse(kInvalid, "projection.device_type", "%d is not a TANDEM_DEVICE_ value", p.device_type);
-  if (p.w_k == nullptr && p.w_v == nullptr) return {};  // sessions are told where they are
+  if (p.w_k == nullptr && p.w_v == nullptr) return {};  // sessions are told where the weights are
   for (const auto& [name, w] : {std::pair{"projection.w_k", p.w_k}, std::pair{"projection.w_v", p.w_v}}) {
     if (w == nullptr) return refuse(kInvalid, name, "NULL, but the other is given: both are, or none");
     if (p.device_type == TANDEM_DEVICE_CUDA && reinterpret_cast<uintptr_t>(w) % 16 != 0)

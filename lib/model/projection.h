@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// How a layer's keys and values come from its hidden states, where the caller has said so (tandem_layer_projection): with x
-// a token's hidden state, normalised and rounded to w_type,
+// How a layer's keys and values are made from its hidden states, if the caller has said so (tandem_layer_projection). x is a
+// token's hidden state, normalised and rounded to w_type:
 //
 //   k = rotate(x W_K + b_K)    v = x W_V + b_V
 #pragma once
@@ -14,7 +14,7 @@
 
 namespace tandem {
 
-// The model's: everything is there as long as it is. Vectors are f32 in host memory, null where there is none.
+// Owned by the model, with all data that it points to. Vectors are f32 in host memory, null if absent.
 struct Projection {
   int32_t hidden_dim = 0;
   int32_t w_type = 0;         // f16 or bf16
@@ -22,7 +22,7 @@ struct Projection {
   bool is_on_device = false;  // both W are in the caller's device memory, else in host memory
   int32_t norm = 0;           // TANDEM_NORM_*
   float norm_eps = 0.0f;
-  const void* w_k = nullptr;  // both null: blocks of offloaded weights, of which sessions are told
+  const void* w_k = nullptr;  // both null: sessions are told which blocks of offloaded weights they are
   const void* w_v = nullptr;
   const float* b_k = nullptr;          // [n_kv_heads * k_head_dim]
   const float* b_v = nullptr;          // [n_kv_heads * v_head_dim]
@@ -31,7 +31,7 @@ struct Projection {
   const RopeTable* rope = nullptr;  // null: keys are not rotated
 };
 
-// With what it points to.
+// A projection with the data that it points to.
 struct OwnedProjection {
   Projection plain;
   std::vector<uint16_t> w_k, w_v;
@@ -40,9 +40,9 @@ struct OwnedProjection {
 
 class LayerRefusal;
 class Status;
-Status check_projection(const tandem_layer_options& layer, const LayerRefusal& refuse);  // which may have none
-// Of a layer that has been checked. rope: the angles of projected_rope(), null where it is 0.
+Status check_projection(const tandem_layer_options& layer, const LayerRefusal& refuse);  // ok if there is none
+// Copies the projection of a checked layer. rope: the angles of projected_rope(), null if that is 0.
 std::unique_ptr<OwnedProjection> own_projection(const tandem_layer_options& layer, const RopeTable* rope);
-int32_t projected_rope(const tandem_layer_options& layer);  // how the caller rotates keys: k_rope; 0 without a projection
+int32_t projected_rope(const tandem_layer_options& layer);  // the caller's rotation of keys: k_rope; 0 without a projection
 
 }  // namespace tandem

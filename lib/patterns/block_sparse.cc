@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Blocks of keys whose mean fits the mean of a block of queries (MInference 1.0, arXiv 2407.02490, algorithm 3). The mean of
-// a block's logits with the mean query is the product of the two means.
+// Blocks of keys whose mean best fits the mean of a block of queries (MInference 1.0, arXiv 2407.02490, algorithm 3). The
+// mean of a key block's logits with the mean query equals the product of the two means.
 #include <algorithm>
 
 #include "lib/patterns/pattern.h"
@@ -15,7 +15,7 @@ class BlockSparse final : public PatternIndex {
  public:
   explicit BlockSparse(const HeadChunk& chunk) : pattern_(*chunk.pattern), first_query_(chunk.queries.begin) {}
 
-  // Key blocks that a block of queries chooses from end before its first query.
+  // A block of queries chooses among the key blocks that end before its first query.
   Probe probe(const HeadChunk& chunk) override {
     Probe probe;
     for (int64_t begin = chunk.queries.begin; begin < chunk.queries.end; begin += kPatternBlock) {
@@ -56,8 +56,8 @@ class BlockSparse final : public PatternIndex {
  private:
   const HeadPattern& pattern_;
   const int64_t first_query_;
-  std::vector<std::vector<float>> means_;     // of each block of queries: of each block of keys
-  std::vector<std::vector<int32_t>> chosen_;  // likewise
+  std::vector<std::vector<float>> means_;     // [query blocks][key blocks]
+  std::vector<std::vector<int32_t>> chosen_;  // [query blocks], key blocks
 };
 
 }  // namespace

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Every key.
+// The full pattern: queries attend every key.
 #include "lib/patterns/pattern.h"
 
 namespace tandem {

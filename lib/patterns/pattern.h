@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: MIT
-// A head pattern: which keys a block of queries of one query head attends. A pattern is a file in this folder, a line and a
-// declaration in the source of the table (lib/patterns/pattern_table.cc), a line in lib/CMakeLists.txt, and its number in
-// patterns.h of the ABI.
+// A head pattern says which keys a block of queries of one query head attends. A new pattern needs a file in this folder, a
+// line and a declaration in the source of the table (lib/patterns/pattern_table.cc), a line in lib/CMakeLists.txt, and its
+// number in patterns.h of the ABI.
 //
-// A head's queries are taken in chunks (kPatternChunk). For each chunk a head that has the pattern gets a PatternIndex,
-// which is asked in this order:
+// A head's queries are processed in chunks (kPatternChunk). For each chunk, a head with the pattern gets a PatternIndex. Its
+// functions are called in this order:
 //
 // clang-format off
-//   probe     rows whose logits with keys it wants, if any: queries of the chunk, or means of some
-//   take      these logits, piece of keys by piece. Several threads call this, for pieces of their own
-//   finish    when all pieces are there
-//   name      the keys of a block of the chunk. Several threads call this
+//   probe     returns the rows whose logits it wants, if any: queries of the chunk, or means of several
+//   take      gets these logits, one piece of keys at a time. Several threads call it, each with its own pieces
+//   finish    called after all pieces
+//   name      names the keys of a block of the chunk. Several threads call it
 // clang-format on
 //
-// Logits with all keys are the same work for all patterns that choose keys by them, and lib/select/probe.h does it.
+// The logits over all keys are computed once for all patterns that need them, by lib/select/probe.h.
 #pragma once
 
 #include <cstdint>
@@ -28,19 +28,19 @@
 namespace tandem {
 
 inline constexpr int64_t kMostProbes = 64;    // rows of a probe
-inline constexpr int64_t kProbePiece = 2048;  // keys of a piece, but for the last one
-// The last queries of a chunk, whose weights choose columns and diagonals.
+inline constexpr int64_t kProbePiece = 2048;  // keys per piece; the last piece may be shorter
+// Number of last queries of a chunk whose weights choose columns and diagonals.
 inline constexpr int64_t kProbedQueries = kPatternProbes;
 
 // A chunk of queries of one query head.
 struct HeadChunk {
   const HeadPattern* pattern = nullptr;
-  TokenRange queries;        // their tokens
-  const float* q = nullptr;  // [n_queries, dim], as attention reads them; null where a list serves several query heads
+  TokenRange queries;        // tokens of the queries
+  const float* q = nullptr;  // [n_queries, dim], as attention reads them; null if a list serves several query heads
   int32_t dim = 0;
 };
 
-// Row r sees the keys [0, ends[r]), with ends that do not decrease.
+// Rows to multiply with keys. Row r sees the keys [0, ends[r]). The ends never decrease.
 struct Probe {
   std::vector<float> q;  // [n_rows, dim]
   std::vector<int64_t> ends;
@@ -57,20 +57,20 @@ struct ProbePiece {
   const float* lse = nullptr;     // [n_rows], over all keys that the row sees
 };
 
-// The units of kPatternUnit tokens that a block attends, and the token that it attends all keys from.
+// The keys of a block: units of kPatternUnit tokens, and all tokens from newest_begin() on.
 class BlockKeys {
  public:
-  // The block's first query is at token `begin`, which it attends all keys from unless more are added.
+  // Starts with no units and all keys from token `begin` on, the token of the block's first query.
   void clear(int64_t begin);
-  void add(int64_t begin, int64_t end);  // tokens [begin, end), and those of the same units
-  void add_newest(int64_t begin);        // tokens from `begin` on
+  void add(int64_t begin, int64_t end);  // adds tokens [begin, end), rounded out to whole units
+  void add_newest(int64_t begin);        // adds all tokens from `begin` on
   int64_t newest_begin() const { return newest_begin_; }
-  // The units that begin before newest_begin(), ascending.
+  // Appends the units that begin before newest_begin(), ascending.
   void append_units(std::vector<int32_t>* units) const;
 
  private:
   int64_t newest_begin_ = 0;
-  std::vector<uint64_t> named_;  // a bit for each unit before the block
+  std::vector<uint64_t> named_;  // one bit for each unit before the block
 };
 
 class PatternIndex {
@@ -91,7 +91,8 @@ std::span<const Pattern* const> pattern_table();
 uint32_t known_pattern_kinds();  // of all patterns in the table
 extern const Pattern kPatternFull, kPatternAShape, kPatternVerticalSlash, kPatternBlockSparse;
 
-// The n largest scores, the lower index first where some are equal; ascending indices. NaN is less than all others.
+// Returns the indices of the n largest scores, ascending. Of equal scores the lower index comes first. NaN is less than all
+// other values.
 std::vector<int32_t> find_largest(std::span<const float> scores, int64_t n);
 
 }  // namespace tandem

@@ -23,7 +23,7 @@ namespace tandem {
 namespace {
 
 constexpr int32_t kInvalid = TANDEM_ERROR_INVALID_ARGUMENT;
-constexpr size_t kMostBytes = size_t{64} << 20;  // published files have less than 100 KiB
+constexpr size_t kMostBytes = size_t{64} << 20;  // published files are below 100 KiB
 constexpr int64_t kMostGroupSize = 4096;
 constexpr size_t kMostHeads = size_t{1} << 24;
 constexpr int64_t kSinkTokens = 128, kWindowTokens = 256;  // defaults of options
@@ -76,7 +76,7 @@ Status parse_line(std::string_view line, size_t n_line, Gates* gates) {
   }
 }
 
-// All gates, line by line. Every line has as many.
+// Parses all gates, line by line. Every line must have the same number.
 Status parse_lines(std::string_view text, Gates* gates, size_t* n_lines) {
   size_t n_first = 0;
   for (*n_lines = 0; !text.empty();) {
@@ -92,7 +92,7 @@ Status parse_lines(std::string_view text, Gates* gates, size_t* n_lines) {
   return {};
 }
 
-// Of an even number of gates, the mean of the two in the middle.
+// For an even number of gates, returns the mean of the two in the middle.
 double median_of(Gates gates) {
   const auto middle = gates.begin() + static_cast<std::ptrdiff_t>(gates.size() / 2);
   std::nth_element(gates.begin(), middle, gates.end());

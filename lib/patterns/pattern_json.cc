@@ -16,7 +16,7 @@ constexpr int32_t kInvalid = TANDEM_ERROR_INVALID_ARGUMENT;
 constexpr size_t kMostElements = 4;  // of a list: kind, size, size, score
 
 struct Size {
-  const char* name;  // nullptr: a number that is not read
+  const char* name;  // nullptr: the number is ignored
   int64_t tandem_head_pattern::*member;
   int64_t least;
 };
@@ -24,7 +24,7 @@ struct Size {
 struct Kind {
   const char* name;
   uint32_t bit;
-  size_t n_sizes;  // that must be there
+  size_t n_sizes;  // required sizes
   Size sizes[2];
 };
 
@@ -41,7 +41,8 @@ constexpr Kind kKinds[] = {
     {"full", TANDEM_PATTERN_FULL, 0, {}},
 };
 
-// For a message: short, ASCII, and without descending into it, as a hostile file nests deeper than the stack.
+// Text of a value for a message: short and ASCII. It does not descend into the value, as a hostile file may nest deeper than
+// the stack.
 std::string shown(const Json& value) {
   constexpr size_t kMostShown = 40;
   if (value.is_structured()) return value.is_array() ? "[...]" : "{...}";
@@ -77,7 +78,7 @@ Status add_pattern(const Json& list, tandem_head_pattern* head) {
   return {};
 }
 
-// One list, or several whose patterns are united.
+// One list, or several lists whose patterns are united.
 Status read_head(const Json& value, tandem_head_pattern* head) {
   if (!value.is_array() || value.empty() || !value[0].is_array()) return add_pattern(value, head);
   for (const Json& list : value) TANDEM_TRY(add_pattern(list, head));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Head patterns in JSON, as MInference publishes them.
+// Head patterns in MInference's JSON format.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +10,8 @@
 
 namespace tandem {
 
-// heads: layer by layer; every layer has as many. Errors name layer and head, both counted from 0, or line and column of
-// text that is not JSON.
+// heads: layer by layer, equally many per layer. Errors name layer and head, both counted from 0. For text that is not JSON
+// they name line and column.
 Status parse_pattern_json(const std::string& text, std::vector<tandem_head_pattern>* heads, int64_t* n_layers);
 
 }  // namespace tandem

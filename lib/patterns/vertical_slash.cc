@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
-// Columns and diagonals (Jiang et al., "MInference 1.0", arXiv 2407.02490, algorithm 2): those that the last queries of the
-// chunk give the largest weights.
+// Columns and diagonals to which the last queries of the chunk give the largest weights (Jiang et al., "MInference 1.0",
+// arXiv 2407.02490, algorithm 2).
 //
-// Here diagonals come in bands of 16. A block of 128 queries attends a diagonal's keys for all of its queries, 127 beside
-// each other, so single diagonals would save nothing.
+// Diagonals come in bands of 16. All queries of a block of 128 attend the block's keys of a diagonal, 128 side by side. A
+// band adds only 15 keys to them, so single diagonals would save nothing.
 #include <algorithm>
 #include <cmath>
 
@@ -12,7 +12,7 @@
 namespace tandem {
 namespace {
 
-constexpr int64_t kBand = kPatternBand;  // diagonals
+constexpr int64_t kBand = kPatternBand;  // diagonals per band
 
 class VerticalSlash final : public PatternIndex {
  public:
@@ -29,7 +29,8 @@ class VerticalSlash final : public PatternIndex {
     return probe;
   }
 
-  // Bands that the keys of a piece are in: from that of the first probed query and the piece's last key on.
+  // Adds weights to the columns and bands of a piece's keys. The piece's first band is that of the first probed query and
+  // the last key.
   void take(const ProbePiece& piece) override {
     const int64_t n_rows = piece.probe->n_rows();
     PieceBands& own = of_pieces_[static_cast<size_t>(piece.first / kProbePiece)];
@@ -74,8 +75,8 @@ class VerticalSlash final : public PatternIndex {
 
   const HeadPattern& pattern_;
   int64_t first_probe_ = 0;
-  std::vector<float> columns_;         // sums of weights, of each token
-  std::vector<PieceBands> of_pieces_;  // sums of weights, of each piece's bands
+  std::vector<float> columns_;         // sums of weights, per token
+  std::vector<PieceBands> of_pieces_;  // sums of weights, per band of each piece
   std::vector<int32_t> tokens_, bands_;
 };
 

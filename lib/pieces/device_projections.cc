@@ -7,7 +7,7 @@
 namespace tandem {
 namespace {
 
-// The parts of a layer's projection, one behind the other in device memory.
+// A part of a layer's projection. Parts lie one after another in device memory.
 struct PartOfProjection {
   const void* from;
   int64_t bytes;
@@ -59,7 +59,7 @@ int64_t ProjectionsOnDevice::bytes_of(const std::vector<Layer>& layers) {
 
 Status ProjectionsOnDevice::upload(const Device& device, Tier& tier, const Layer& layer, Uploaded* to) {
   const Projection& p = *layer.projection;
-  to->projection.w_k = p.w_k;  // the caller's, where they are there already
+  to->projection.w_k = p.w_k;  // the caller's weights, if they are in device memory
   to->projection.w_v = p.w_v;
   if (const int64_t bytes = projection_bytes(layer); bytes > 0)
     TANDEM_TRY(Buffer::create(tier, bytes, Use::kWeights, &to->memory));

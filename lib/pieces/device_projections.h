@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What makes keys and values of hidden states (lib/model/projection.h), in device memory.
+// Projections from hidden states to keys and values (lib/model/projection.h), in device memory.
 #pragma once
 
 #include <map>
@@ -10,10 +10,10 @@
 
 namespace tandem {
 
-// Projections in device memory, each layer's when it is first asked for; of one cache.
+// The projections of one cache in device memory. A layer's projection is uploaded when it is first requested.
 class ProjectionsOnDevice {
  public:
-  static int64_t bytes_of(const std::vector<Layer>& layers);  // of all
+  static int64_t bytes_of(const std::vector<Layer>& layers);  // of all layers
   Status get(const Device& device, Tier& tier, const Layer& layer, const DeviceProjection** projection);
 
  private:

@@ -31,7 +31,7 @@ DevicePages PagePlanes::pages(std::byte* first, int32_t page_len) const {
 
 namespace {
 
-// Behind the page's last byte, and behind the lists of the layers before.
+// Appends bounds to the page, and the layer's lists to those of earlier layers.
 void lay_out_pruned(const Layer& layer, const PruningOfLayer& pruning, int64_t n_lists, WindowGeometry* geometry) {
   WindowGeometry::LayerPlanes& planes = geometry->layers.back();
   for (const int64_t chunk_len : bounded_lengths(pruning)) {
@@ -81,7 +81,7 @@ bool DeviceWindow::begins_allocation(int64_t page) const {
   });
 }
 
-// Places that the last tokens of [0, length) need.
+// Visits the places that the newest tokens of [0, length) need.
 template <typename Visit>
 static void for_places(int64_t n_places, int64_t length, Visit visit) {
   const int64_t n = filled_pages(n_places, length), end = (length + kDevicePageLen - 1) / kDevicePageLen;
@@ -95,7 +95,7 @@ bool DeviceWindow::has_pages(int64_t length) const {
   return has_all;
 }
 
-// To the table of a longer ring: pages with the last tokens of [0, end) keep these. Those of the others go to *others.
+// Fills the table of a longer ring. Pages with the newest tokens of [0, end) keep them. Other pages go to *others.
 void DeviceWindow::move_pages(std::vector<int64_t>* table, std::vector<int64_t>* others, int64_t end) const {
   std::vector<bool> is_kept(table_.size(), false);
   const int64_t n_old = n_pages(), last = end > 0 ? (end - 1) / kDevicePageLen : -1;
@@ -129,18 +129,18 @@ Status DeviceWindow::reserve(Tier& device_tier, const WindowGeometry& geometry, 
   kept_.resize(geometry.layers.size());
   if (n_made > 0) TANDEM_TRY(Buffer::create(device_tier, n_made * geometry.page_bytes, Use::kKv, &made));
   const auto first = static_cast<int64_t>(reinterpret_cast<uintptr_t>(made.data()));
-  for (int64_t i = n_made; i-- > 0;) others.push_back(first + i * geometry.page_bytes);  // the last one is taken first
+  for (int64_t i = n_made; i-- > 0;) others.push_back(first + i * geometry.page_bytes);  // pages are taken from the end
   const auto take = [&](int64_t* page) {
     if (*page != 0 || others.empty()) return;
     *page = others.back();
     others.pop_back();
   };
   for_places(n_places, length, [&](size_t place) { take(&table[place]); });
-  for (int64_t& page : table) take(&page);  // what is left
+  for (int64_t& page : table) take(&page);  // remaining pages
   if (n_places > n_old) {
     const int64_t last = end > 0 ? (end - 1) / kDevicePageLen : -1;
     const int64_t first_kept = (last - n_old + 1) * kDevicePageLen;
-    for (size_t l = 0; l < valid_.size(); ++l) {  // a layer that is behind may have kept older ones
+    for (size_t l = 0; l < valid_.size(); ++l) {  // a layer that lags behind may have kept older tokens
       TokenRange& valid = valid_[l];
       if (valid.begin < first_kept) kept_[l].bounded = 0;
       valid.begin = std::max(valid.begin, first_kept);
@@ -160,7 +160,7 @@ void DeviceWindow::extend(size_t layer_idx, int64_t begin, int64_t end) {
   make_way(layer_idx, valid.end);
 }
 
-// A page takes the place of an older one as a whole.
+// A new page replaces an older one as a whole.
 void DeviceWindow::make_way(size_t layer_idx, int64_t end) {
   TokenRange& valid = valid_[layer_idx];
   const int64_t oldest_page = (end - 1) / kDevicePageLen - n_pages() + 1;
@@ -178,7 +178,7 @@ void DeviceWindow::cut(int64_t end) {
 
 void DeviceWindow::cut(size_t layer_idx, int64_t end) {
   if (valid_.empty()) return;
-  // A step that has been taken back may not have bounded the chunk that ends at its own token.
+  // A step that was rolled back may not have bounded the chunk that ends at its own token.
   kept_[layer_idx].bounded = std::min(kept_[layer_idx].bounded, std::max<int64_t>(0, end - 1));
   TokenRange& valid = valid_[layer_idx];
   valid.end = std::min(valid.end, end);

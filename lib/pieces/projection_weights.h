@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// W_K and W_V that the model has not got: where they are, as a session was told (tandem_session_use_weights).
+// Locations of W_K and W_V that the model does not have, as given to a session (tandem_session_use_weights).
 #pragma once
 
 #include <memory>
@@ -10,9 +10,9 @@
 
 namespace tandem {
 
-// Of a layer: blocks of offloaded weights.
+// A layer's blocks of offloaded weights.
 struct ProjectionBlocks {
-  std::shared_ptr<Weights> weights;  // null: nobody has said
+  std::shared_ptr<Weights> weights;  // null: not given yet
   int32_t w_k = 0, w_v = 0;
 };
 
@@ -22,9 +22,11 @@ class ProjectionWeights {
 
   // UNSUPPORTED (layer_idx), INVALID_ARGUMENT (weights, w_k_block, w_v_block).
   Status set(size_t layer_idx, const ProjectionBlocks& blocks, const Engine& engine);
-  // The layer's are known: the model has them, or set() has said where they are. INVALID_STATE (layer_idx).
+  // Ok if the layer's weights are known: the model has them, or set() has given their blocks. Else INVALID_STATE
+  // (layer_idx).
   Status check(size_t layer_idx) const;
-  // To be read on weights' stream until it is done with them; where the model has them nothing is used.
+  // Makes the layer's blocks readable on the stream of `weights` until they are released. Does nothing if the model has W_K
+  // and W_V.
   Status use(size_t layer_idx, WeightsInUse* weights, DeviceProjection* projection) const;
 
  private:

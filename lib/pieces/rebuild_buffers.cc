@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What a session of the route "recompute" rebuilds in.
+// Buffers in which a session with the route "recompute" rebuilds keys.
 #include <algorithm>
 #include <chrono>
 
@@ -86,7 +86,7 @@ Status RebuildBuffers::measure(const Layer& layer, const RebuildLayout& layout, 
   constexpr int64_t kRounds = 4;
   TANDEM_TRY(put_numbers(layer, layout));
   std::chrono::steady_clock::time_point begin;
-  for (int64_t i = 0; i <= kRounds; ++i) {  // the first is not counted
+  for (int64_t i = 0; i <= kRounds; ++i) {  // the first round is not counted
     for (int64_t l = 0; l < kLanes; ++l) {
       DeviceRebuild rebuild = call_of(layer, layout, projection);
       rebuild.x = x_->next();
@@ -104,8 +104,8 @@ Status RebuildBuffers::measure(const Layer& layer, const RebuildLayout& layout, 
   return {};
 }
 
-// Hidden states as devices find them: of numbers that are all alike they make products in less time. Words are numbers,
-// codes of any value, or scales.
+// Fills the buffer with realistic hidden states, as products of equal numbers take less time. A word is a number, codes of
+// any value, or a scale.
 Status RebuildBuffers::put_numbers(const Layer& layer, const RebuildLayout& layout) {
   void* const stream = nullptr;
   std::vector<uint16_t> x(static_cast<size_t>(layout.n_rows() * layout.x_bytes / 2));

@@ -20,7 +20,7 @@ Status check_rebuilt(const Layer& layer, size_t l) {
   return fail(TANDEM_ERROR_UNSUPPORTED, "route", "route = \"recompute\": layer %zu %s", l, why);
 }
 
-// Pages of the last piece there is, at most.
+// Returns the maximum number of pages of the last piece so far.
 int64_t most_pages(const RebuildLayout& layout, const RebuiltPieces& pieces) {
   if (pieces.planned_pages == 0) return layout.n_pages;
   const int64_t few = layout.few_pages(), left = pieces.planned_pages - pieces.pieces.back().first_page;
@@ -35,7 +35,8 @@ Status make_rebuild_layouts(const std::vector<Layer>& layers, int64_t buffer_byt
     TANDEM_TRY(check_rebuilt(layers[l], l));
     RebuildLayout made;
     made.x_bytes = layers[l].x_bytes();
-    // As many as in 16 bits, whatever they are kept in: K, V and sums of a piece take several times its memory.
+    // A piece has the pages that a buffer holds in 16 bits, whatever the storage type: K, V and sums of a piece take several
+    // times its memory.
     const int64_t least_bytes = RebuildLayout::kPageLen * 2 * layers[l].hidden_dim();
     made.n_pages = std::min(buffer_bytes / least_bytes, RebuildLayout::kMostPages);
     if (made.n_pages == 0)
@@ -58,7 +59,7 @@ int64_t rebuilt_tokens(int64_t wanted, int64_t begin, int64_t end) {
   return std::min(page_end, end) - begin;
 }
 
-// Any share of a call's keys may be all of a sequence's, and either end may lie within a page.
+// Allows for a share that may take all keys of one sequence, and for ends within a page.
 void RebuiltCount::add(int64_t n_tokens, int64_t n_runs) {
   if (n_tokens == 0) return;
   n_pages += n_tokens / RebuildLayout::kPageLen + 2 + n_runs;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The table of routes, as those see it who need names or makers alone.
+// The table of routes, for users that need only names and factories.
 #pragma once
 
 #include <cstddef>
@@ -14,8 +14,8 @@ class KeyRoute;
 struct RouteSetup;
 
 struct RouteLine {
-  const char* name;  // as sessions ask for the route alone
-  // Leaves null where the session cannot use the route. Errors are those of sessions that asked for it.
+  const char* name;  // the name by which sessions ask for this route alone
+  // Leaves *route null if the session cannot use the route. Returns an error only if the session asked for it.
   Status (*make)(const RouteSetup& setup, size_t idx, std::unique_ptr<KeyRoute>* route);
 };
 std::span<const RouteLine> route_table();  // lib/routes/route_table.cc

@@ -48,7 +48,7 @@ Status resolve_recompute_share(double share, RouteOptions* options) {
   return {};
 }
 
-// The store has keys as they were before.
+// Refuses layers whose keys the library rotates: the store holds these keys unrotated.
 Status refuse_rotated(const char* route, const std::vector<Layer>& layers) {
   for (size_t l = 0; l < layers.size(); ++l)
     if (layers[l].rope != nullptr)
@@ -58,7 +58,7 @@ Status refuse_rotated(const char* route, const std::vector<Layer>& layers) {
   return {};
 }
 
-// Given where it is asked for, and there alone.
+// stream_fraction is required by the route that uses it, and refused with other routes.
 Status resolve_stream_share(const tandem_session_options& options, RouteOptions* made) {
   const double share = options.stream_fraction;
   if (!made->has_share && share == -1.0) return {};

@@ -11,7 +11,7 @@ namespace {
 
 int64_t whole_chunks(int64_t n_tokens, int64_t chunk_len) { return (n_tokens + chunk_len - 1) / chunk_len * chunk_len; }
 
-// Bytes that a stage reads of a KV head to judge candidates of n_tokens tokens.
+// Returns the bytes that a stage reads of a KV head to judge n_tokens tokens of candidates.
 int64_t judged_bytes(const CountedSearch& search, const PruningStage& stage, int64_t n_tokens, bool is_last) {
   const Layer& layer = search.layer;
   const int64_t of_key = row_bytes(layer.k_type, layer.k_head_dim) + scale_bytes(layer.k_type, layer.k_head_dim);
@@ -29,7 +29,7 @@ int64_t judged_bytes(const CountedSearch& search, const PruningStage& stage, int
   return 0;
 }
 
-// What the stage looks at, as a list of which nothing is left out yet. end: of the candidates.
+// Returns the candidates of a stage as a list that still keeps all of them. end: end of the candidates.
 KeptStages::Stage find_candidates(const PruningRecord& record, const PruningStage& stage, const KeptStages::Stage* before,
                                   int64_t end) {
   KeptStages::Stage from;
@@ -81,7 +81,8 @@ SearchCounts count_search(const CountedSearch& search, KeptStages* kept) {
   return counts;
 }
 
-// Lists age together, so how often a stage runs follows from the intervals: here, in the calls of some of the longest.
+// Lists age together, so the intervals determine how often a stage runs. The runs are counted over the calls of several of
+// the longest intervals.
 PlannedJudging plan_judging(const CountedSearch& search) {
   constexpr int64_t kRounds = 16, kMostCalls = 1 << 14;
   const std::vector<PruningStage>& stages = search.record.stages;

@@ -43,7 +43,7 @@ int64_t describe_record(const PruningRecord& record, const std::vector<int64_t>&
   return bytes;
 }
 
-// Chunks of less than a granule may each lie in one of their own.
+// Chunks smaller than a granule may each need a granule of their own.
 int64_t most_granules(const PruningRecord& record, int64_t n_tokens) {
   int64_t most = 0;
   for (const PruningStage& stage : record.stages)

@@ -46,7 +46,7 @@ Status SideStream::end_turn() {
   return {};
 }
 
-// A device that is lost does nothing any more either.
+// The error is ignored: a lost device does no more work either.
 void SideStream::wait() const {
   DeviceError ignored;
   if (has_stream_) device_.table->wait(device_.self, stream_, &ignored);

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
-// A stream of a session's own, for what may go on beside the caller's stream.
+// A session's own stream, for work beside the caller's stream.
 //
-//   caller's   what comes before | ... attend ... attend ... |  what comes behind
+//   caller's   earlier work     | ... attend ... attend ... |  later work
 //   side                         fork()  append, append ...  join()
 //
-// What the side stream has to send may lie in one of two buffers that take turns. The caller's stream fills a buffer once
-// the buffer's earlier contents have been copied; the other buffer may still be copied meanwhile.
+// Data for the side stream lies in one of two buffers that take turns. The caller's stream fills a buffer once the buffer's
+// earlier contents have been copied. The other buffer may still be copied meanwhile.
 #pragma once
 
 #include <memory>
@@ -21,17 +21,17 @@ class SideStream {
   SideStream(const SideStream&) = delete;
 
   void* get() const { return stream_; }
-  Status fork(void* stream);  // what is asked of this one comes behind what `stream` was asked for
-  Status join(void* stream);  // and what `stream` is asked for, behind what this one was
+  Status fork(void* stream);  // later work here waits for earlier work on `stream`
+  Status join(void* stream);  // later work on `stream` waits for earlier work here
   Status join_if_ahead(void* stream) {
     return is_ahead_ ? join(stream) : Status();
-  }                   // unless a stream has joined since the last fork()
-  void settle();      // nothing is under way here any more
-  void wait() const;  // likewise, for a thread that is not the session's
+  }                   // does nothing if a stream has joined since the last fork()
+  void settle();      // waits until no work is in flight here
+  void wait() const;  // likewise, for a thread other than the session's
 
-  int turn() const { return turn_; }      // the buffer whose turn it is, 0 or 1
-  Status begin_turn(void* stream) const;  // `stream` waits until what was sent from that buffer is there
-  Status end_turn();                      // all of that buffer has been asked for here
+  int turn() const { return turn_; }      // the buffer to use next, 0 or 1
+  Status begin_turn(void* stream) const;  // `stream` waits until that buffer's earlier contents have been copied
+  Status end_turn();                      // all copies from that buffer have been queued here
 
  private:
   explicit SideStream(const Device& device) : device_(device) {}

@@ -58,7 +58,7 @@ Status StreamBuffers::mark(std::byte* flag) {
   return call_device(device_, &DeviceTable::fill, flag, 1, int64_t{1}, stream_);
 }
 
-// A device that is lost does nothing any more either.
+// Errors are ignored: a lost device does no more work either.
 void StreamBuffers::settle(void* stream) {
   DeviceError ignored;
   device_.table->wait(device_.self, stream_, &ignored);

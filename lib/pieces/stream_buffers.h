@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The buffers, two or more, that a session's keys go through, and the stream that fills them: one is filled while another
-// is attended. Calls follow each other without waiting; events say when a buffer is full, and when it may be filled again.
+// Two or more buffers that a session's keys pass through, and the stream that fills them. One buffer is filled while another
+// is attended. Calls do not wait: events say when a buffer is full and when it may be filled again.
 //
 //   copy stream     fill 0 | fill 1 |        fill 0 |        fill 1 ...
 //   caller's                 attend 0 | attend 1 |  attend 0 | ...
@@ -17,25 +17,26 @@ namespace tandem {
 
 class StreamBuffers {
  public:
-  static constexpr int64_t kBuffers = 2;  // of streamed keys
+  static constexpr int64_t kBuffers = 2;  // for streamed keys
 
   static Status create(const Device& device, Tier& tier, int64_t buffer_bytes, int64_t n_buffers,
                        std::unique_ptr<StreamBuffers>* buffers);
   ~StreamBuffers();
   StreamBuffers(const StreamBuffers&) = delete;
 
-  // Pieces are sent and taken in one order. next(): where the next one goes.
+  // Pieces are sent and taken in the same order. next() is the buffer of the next piece.
   std::byte* next() const { return at(n_sent_); }
   Status send(const std::vector<StridedCopy>& copies);
-  // The oldest that was sent is there, for what follows on `stream`; done_with() what was asked of it until then.
+  // take(): later work on `stream` waits for the oldest piece that was sent. done_with(): work so far on `stream` was the
+  // last to use that piece.
   Status take(void* stream, std::byte** piece);
   Status done_with(void* stream);
-  // The same for who records the event: what it was recorded behind has been done with the piece.
+  // Like done_with(), for a caller that records the event itself, behind its last use of the piece.
   void* done_event() const { return freed_[place(n_taken_)]; }
   void done_by_event() { ++n_taken_; }
-  // Behind everything that was sent: *flag is 1. flag: the device's address.
+  // Sets *flag to 1 behind all copies so far. flag: a device address.
   Status mark(std::byte* flag);
-  // After a failure: nothing is under way in the buffers any more.
+  // After a failure: waits until no work is in flight in the buffers.
   void settle(void* stream);
 
  private:

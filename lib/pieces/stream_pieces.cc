@@ -7,7 +7,7 @@
 namespace tandem {
 namespace {
 
-constexpr int32_t kLeastPage = 64;  // tokens: what kernels take
+constexpr int32_t kLeastPage = 64;  // tokens; the least that kernels take
 
 int64_t count_groups(const StreamLayout& layout, std::span<const HeadRun> heads) {
   int64_t n = 0;
@@ -15,7 +15,7 @@ int64_t count_groups(const StreamLayout& layout, std::span<const HeadRun> heads)
   return n;
 }
 
-// A buffer has room for a page of a head.
+// A buffer has room for at least one page of one head.
 StreamLayout layout_of(const Layer& layer, int32_t page_len, int64_t buffer_bytes, int32_t most_heads) {
   StreamLayout made;
   made.page_len = page_len;
@@ -35,7 +35,7 @@ StreamLayout layout_of(const Layer& layer, int32_t page_len, int64_t buffer_byte
 Status make_stream_layout(const Layer& layer, int64_t extent_len, int64_t buffer_bytes, StreamLayout* layout,
                           int32_t most_heads) {
   const int64_t row_bytes = plane_bytes(layer).total();
-  auto page_len = static_cast<int32_t>(extent_len);  // a power of two, as pages of the store are
+  auto page_len = static_cast<int32_t>(extent_len);  // a power of two, like pages of the store
   while (page_len > kLeastPage && page_len * row_bytes > buffer_bytes) page_len /= 2;
   if (page_len * row_bytes > buffer_bytes)
     return fail(TANDEM_ERROR_INVALID_ARGUMENT, "stream_buffer_bytes",
@@ -89,7 +89,7 @@ void CopyList::add(const RowRun& to, const std::byte* from) {
   add(to.data, from, to.bytes);
 }
 
-// Rows side by side become one row; rows of a length at one distance from each other, one copy.
+// Adjacent rows become one longer row. Rows of one length at a constant distance become one strided copy.
 void CopyList::add(std::byte* to, const std::byte* from, int64_t bytes) {
   if (!std::exchange(is_cut_, false) && !copies_.empty()) {
     StridedCopy& last = copies_.back();

@@ -15,7 +15,7 @@ static int64_t bytes_of_buffer(const WindowGeometry& geometry) {
 
 int64_t WindowStaging::bytes_of(const WindowGeometry& geometry) { return kBuffers * bytes_of_buffer(geometry); }
 
-// All workers touch it first, as the system clears memory then.
+// All workers touch the memory, as the system clears it at the first touch.
 Status WindowStaging::allocate(const Backend& cpu) {
   const int64_t bytes = kBuffers * buffer_bytes_;
   TANDEM_TRY(Buffer::create(tier_, bytes, Use::kSession, &own_));
@@ -85,7 +85,7 @@ Status WindowStaging::join(void* stream) {
   return {};
 }
 
-// A device that is lost does nothing any more either.
+// Errors are ignored: a lost device does no more work either.
 void WindowStaging::settle() {
   DeviceError ignored;
   for (const Lane& lane : lanes_)

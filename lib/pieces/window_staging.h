@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: MIT
-// Pinned buffers that rows of the store go through on their way to windows. The CPU's pool writes them to a buffer as the
-// window's pages have them, and the copy engine brings whole pages from there, while the pool writes to the other one:
+// Pinned buffers between the store and the windows. The CPU's pool writes rows to a buffer in the layout of window pages.
+// The copy engine copies whole pages from there while the pool writes to the other buffer:
 //
 //   pool          write 0 | write 1 | write 0 ...
 //   copies                 0         | 1       | 0 ...
 //
-// So rows cross the bus as fast as the pool copies them, whether the store is pinned or not. Copies from a store that is not
-// pinned, runs of 128 rows from many places, come at a tenth of the bus's rate.
+// So rows cross the bus as fast as the pool copies them, whether the store is pinned or not. Direct copies from an unpinned
+// store, in runs of 128 rows from many places, reach a tenth of the bus's rate.
 //
-// Each buffer has a stream, so that waiting for one says that its buffer is free.
+// Each buffer has its own stream, so waiting for a stream means that its buffer is free.
 #pragma once
 
 #include <cstdint>
@@ -21,13 +21,13 @@
 
 namespace tandem {
 
-// Bytes of a buffer: a call of the pool copies as much. Tests make it less.
+// Bytes of a buffer, which one call of the pool fills. Tests make it smaller.
 inline constinit int64_t staged_at_once = int64_t{16} << 20;
 
 class WindowStaging {
  public:
   static constexpr int kBuffers = 2;
-  // Of both: each has room for a page of any layer.
+  // Bytes of both buffers. Each has room for a page of any layer.
   static int64_t bytes_of(const WindowGeometry& geometry);
   static Status create(const Device& device, const Backend& cpu, const WindowGeometry& geometry,
                        std::unique_ptr<WindowStaging>* staging);
@@ -35,15 +35,15 @@ class WindowStaging {
   WindowStaging(const WindowStaging&) = delete;
 
   int64_t buffer_bytes() const { return buffer_bytes_; }
-  // What is sent comes behind what `stream` was asked for.
+  // Later copies wait for earlier work on `stream`.
   Status fork(void* stream);
-  // Waits until the next buffer may be written to.
+  // Waits until the next buffer may be written and returns it.
   Status next(std::byte** buffer);
-  // Copies from that buffer.
+  // Queues copies from that buffer.
   Status send(const CopyList& copies);
-  // What `stream` is asked for comes behind what was sent.
+  // Later work on `stream` waits for the copies so far.
   Status join(void* stream);
-  // After a failure: nothing is under way any more.
+  // After a failure: waits until no work is in flight.
   void settle();
 
  private:
@@ -56,11 +56,12 @@ class WindowStaging {
   };
   const Device& device_;
   int64_t buffer_bytes_;
-  // Memory of our own that is pinned: it is there in a third of the time that the device takes for memory of its own.
+  // The library's own memory, pinned afterwards. It is ready in a third of the time that the device takes to allocate pinned
+  // memory.
   Tier tier_{"", 0, Allocator()};
   Buffer own_;
   bool is_pinned_ = false;
-  void *shared_ = nullptr, *forked_ = nullptr;  // shared_: where that is refused
+  void *shared_ = nullptr, *forked_ = nullptr;  // shared_: memory allocated by the device, used if pinning is refused
   Lane lanes_[kBuffers];
   int next_ = 0;
 };

@@ -16,14 +16,14 @@
 namespace tandem {
 namespace {
 
-constexpr int64_t kMostRounding = 2048;  // tokens that a policy may take memory for beyond the length
+constexpr int64_t kMostRounding = 2048;  // tokens by which a policy may round up a length
 
 struct SessionBytes {
   int64_t state = 0;
   int64_t selection = 0;
 };
 
-// One sequence.
+// Bytes of one sequence.
 SessionBytes session_bytes(const std::vector<Layer>& layers, const LayerPolicies& policies, const PolicyOptions& options,
                            int64_t kv_len) {
   SessionBytes bytes;
@@ -39,16 +39,16 @@ SessionBytes session_bytes(const std::vector<Layer>& layers, const LayerPolicies
   return bytes;
 }
 
-// What calls need that append the last tokens of each sequence.
+// Needs of the calls that append the last tokens of each sequence.
 struct PlannedCalls {
   const SizeTerms& terms;
   Reservation needs;
-  int64_t n_window_pages = 0;  // of all sequences, at these lengths
+  int64_t n_window_pages = 0;  // of all sequences, at the given lengths
   std::array<bool, kMostRoutes> uses = {};
-  std::array<std::vector<Layer>, kMostRoutes> served = {};  // layers whose calls take a route; one of each projection
-  int64_t whole_layer_bytes = 0;                            // of a buffer for all keys of a layer
+  std::array<std::vector<Layer>, kMostRoutes> served = {};  // layers whose calls take a route, one per projection
+  int64_t whole_layer_bytes = 0;                            // bytes of a buffer for all keys of a layer
 
-  // One call. Returns whether keys move to the device.
+  // Adds one call. Sets *moves if keys move to the device.
   Status add(const CallShape& shape, bool* moves) {
     RoutesTaken taken = possible_routes(terms, shape);
     *moves = taken.any();
@@ -66,8 +66,8 @@ struct PlannedCalls {
   }
 };
 
-// The calls of a layer: one of all sequences and, where keys cross the bus, one of each, whose pieces may be laid out
-// otherwise.
+// Adds a layer's calls: one of all sequences and, if keys cross the bus, one of each sequence. The pieces of the latter may
+// be laid out differently.
 Status add_layer(const CallShape& all, PlannedCalls* calls) {
   bool streams = false;
   TANDEM_TRY(calls->add(all, &streams));
@@ -81,7 +81,7 @@ Status add_layer(const CallShape& all, PlannedCalls* calls) {
   return {};
 }
 
-// Sequences have a token at least.
+// Every sequence counts as having at least one token.
 Status plan_calls(const SizeTerms& terms, std::span<const int64_t> kv_lens, PlannedCalls* calls) {
   std::vector<std::vector<SequenceShape>> sequences(terms.layers.size());
   std::vector<CallShape> shapes;
@@ -109,7 +109,7 @@ Status plan_calls(const SizeTerms& terms, std::span<const int64_t> kv_lens, Plan
   return {};
 }
 
-// Of a decode step of all sequences. on_device: keys are as the device's window has them.
+// Bytes that a decode step of all sequences reads to judge keys. on_device: keys are in the types of the device's window.
 void plan_reads(const std::vector<Layer>& layers, const LayerPolicies& policies, const Pruning& pruning,
                 std::span<const int64_t> kv_lens, bool on_device, tandem_memory_plan* plan) {
   double mean = 0.0, first = 0.0, most = 0.0;
@@ -181,7 +181,7 @@ Status plan_memory(const Engine& engine, std::vector<Layer> layers, const tandem
   SessionBytes bytes;
   double longest = 0.0;
   double bytes_at_most =
-      3.0 * static_cast<double>(geometry.token_bytes + geometry.x_token_bytes);  // nothing below overflows
+      3.0 * static_cast<double>(geometry.token_bytes + geometry.x_token_bytes);  // keeps the sums below from overflowing
   for (const Layer& layer : layers) bytes_at_most += 4.0 * (layer.n_q_heads + layer.n_kv_heads);
   for (size_t i = 0; i < kv_lens.size(); ++i) {
     if (kv_lens[i] < 0 || kv_lens[i] > INT32_MAX)

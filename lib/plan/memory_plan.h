@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What a cache and its session will hold, before anything is allocated.
+// Predicts the memory of a cache and its session before anything is allocated.
 #pragma once
 
 #include <span>
@@ -11,8 +11,8 @@
 
 namespace tandem {
 
-// layers: a model's, storage types not yet set. session may be null. kv_lens: of each sequence. Fills *plan (but for
-// struct_size) even where a cap is exceeded and TANDEM_ERROR_CAPACITY is returned.
+// layers: a model's, without storage types. session may be null. kv_lens: the length of each sequence. Fills *plan (except
+// for struct_size) even if a cap is exceeded and TANDEM_ERROR_CAPACITY is returned.
 Status plan_memory(const Engine& engine, std::vector<Layer> layers, const tandem_cache_options& cache,
                    const tandem_session_options* session, std::span<const int64_t> kv_lens, tandem_memory_plan* plan);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Every key: exact attention. The window only says where keys are.
+// Exact attention: queries attend every key. The window only says where keys lie.
 #include "lib/policy/policy.h"
 
 namespace tandem {

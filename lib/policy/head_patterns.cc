@@ -12,11 +12,11 @@ namespace {
 struct Size {
   const char* name;
   int64_t value;
-  uint32_t kind;  // the pattern that has it
+  uint32_t kind;  // the pattern that uses the size
   int64_t least;
 };
 
-// name: of the head, "patterns.heads[7]".
+// name: the head's name, "patterns.heads[7]".
 Status take_head(const tandem_head_pattern& from, uint32_t known_kinds, const std::string& name, HeadPattern* to) {
   const auto refuse = [&](const char* member, int64_t value, const char* why) {
     const std::string field = name + "." + member;
@@ -45,7 +45,7 @@ Status take_head(const tandem_head_pattern& from, uint32_t known_kinds, const st
   return {};
 }
 
-// Of layers that follow patterns. It stays 0 in the others.
+// Sets max_distance in layers that follow patterns. It stays 0 in other layers.
 Status take_max_distance(int64_t max_distance, const std::vector<bool>& follows, const std::vector<Layer>& layers,
                          Patterns* patterns) {
   if (max_distance < 0 || max_distance > INT32_MAX)

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Presets of policy "hip". "small" is ours, the others are those of the paper (InfiniteHiP, arXiv 2502.08910, appendix F;
-// the refresh intervals of "5k", and all but chunk and window of "16k-shallow", are not printed there and are assumed).
+// Presets of policy "hip". "small" is Tandem's own. The others are from the paper (InfiniteHiP, arXiv 2502.08910, appendix
+// F). The paper does not print the refresh intervals of "5k", nor any value of "16k-shallow" except chunk and window. Those
+// are assumed.
 #include <cstring>
 #include <iterator>
 
@@ -10,7 +11,7 @@ namespace tandem {
 namespace {
 
 constexpr int64_t kK = 1024;
-constexpr size_t kFirstLayers = 3;  // of these the paper keeps more
+constexpr size_t kFirstLayers = 3;  // the paper keeps more keys in these layers
 
 PruningRecord paper_3k(size_t layer_idx, int64_t first, int64_t second, int64_t third) {
   const int64_t keep_len = layer_idx < kFirstLayers ? 4 * kK : 2 * kK;
@@ -31,10 +32,10 @@ PruningRecord paper_16k_shallow(size_t layer_idx) {
   return {256, layer_idx < kFirstLayers ? 128 * kK : kK, {PruningStage{Judge::kDescent, 32, 16 * kK, 16}}};
 }
 
-constexpr int64_t kShort = 32 * kK;  // tokens, below which one stage of bounds of 8 stands for the two of longer chunks
+constexpr int64_t kShort = 32 * kK;  // tokens; below, one stage with bounds of 8 replaces the two of longer chunks
 
-// Bounds find keys whose neighbours score low. The chunks they keep are judged by all of their keys, and with each chunk
-// that is kept goes the next one: a list serves four tokens, and the keys of a copied text are wanted one behind the other.
+// Bounds find keys whose neighbours score low. The chunks that they keep are then judged by all of their keys. With each
+// kept chunk the next one is kept: a list serves four tokens, and copying a text needs consecutive keys.
 PruningRecord small_decode(size_t) {
   PruningRecord made{64,
                      kK,

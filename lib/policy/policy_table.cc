@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// All policies, by which sessions find them and in which order they are listed.
+// All policies, in the order in which they are listed. Sessions look up policies here.
 #include "lib/policy/policy.h"
 
 namespace tandem {

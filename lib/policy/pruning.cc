@@ -19,7 +19,7 @@ Status refuse(const std::string& field, int64_t value, const char* why) {
 
 bool is_power_of_two(int64_t n) { return n > 0 && std::has_single_bit(static_cast<uint64_t>(n)); }
 
-// name: of the stage, "pruning.decode[0].stages[1]".
+// name: the stage's name, "pruning.decode[0].stages[1]".
 Status take_stage(const tandem_pruning_stage& from, const std::string& name, PruningStage* to) {
   if (from.judge < TANDEM_JUDGE_DESCENT || from.judge > TANDEM_JUDGE_EXACT)
     return refuse(name + ".judge", from.judge, "is none of TANDEM_JUDGE_DESCENT, TANDEM_JUDGE_BOUNDS, TANDEM_JUDGE_EXACT");
@@ -49,13 +49,13 @@ Status take_stage(const tandem_pruning_stage& from, const std::string& name, Pru
   return {};
 }
 
-// Whether some query has both stages.
+// True if both stages apply to some query.
 bool meet(const PruningStage& a, const PruningStage& b) {
   const auto end = [](const PruningStage& stage) { return stage.to_len == 0 ? INT64_MAX : stage.to_len; };
   return a.from_len < end(b) && b.from_len < end(a);
 }
 
-// Stages of one record beside each other.
+// Checks the stages of a record against each other.
 Status check_stages(const PruningRecord& record, const std::string& name) {
   int64_t largest = 0, longest = 0;
   for (size_t i = 0; i < record.stages.size(); ++i) {
@@ -110,12 +110,12 @@ Status take_record(const tandem_pruning_record& from, const std::string& name, P
   return check_stages(*to, name);
 }
 
-// What resolving needs to know of the layers.
+// Facts about the layers that resolving needs.
 struct PrunedLayers {
   const std::vector<bool>& prunes;
   const std::vector<Layer>& layers;
 
-  // The first stage of the record that a layer has no kernels for; -1: there is none.
+  // Returns the record's first stage that the layer has no kernels for; -1: none.
   int64_t first_unsupported(const PruningRecord& record, size_t l) const {
     if (!prunes[l] || layers[l].k_head_dim <= kMostBoundedDim) return -1;
     const auto found = std::find_if(record.stages.begin(), record.stages.end(),
@@ -129,7 +129,7 @@ struct PrunedLayers {
   }
 };
 
-// The records of one kind: the caller's, or those of the preset that are there already.
+// Takes the records of one kind from the caller. Without any, checks the preset's records, which *to already holds.
 Status take_records(const tandem_pruning_record* from, int64_t n, const char* kind, const PrunedLayers& of,
                     PruningRecord PruningOfLayer::*record, std::vector<PruningOfLayer>* to) {
   const std::string field = std::string("pruning.") + kind, count = std::string("pruning.n_") + kind;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What a policy that prunes keys hierarchically is told (pruning.h of the ABI says what each number means): one record for
-// calls with one query of a sequence and for guesses, and one for calls with several queries, in each layer.
+// Options of a policy that prunes keys hierarchically. Each layer has one record for calls with one query per sequence and
+// for guesses, and one for calls with several queries. pruning.h of the ABI explains each number.
 #pragma once
 
 #include <cstdint>
@@ -11,9 +11,9 @@
 
 namespace tandem {
 
-inline constexpr int64_t kMostStages = 8;  // of a record
+inline constexpr int64_t kMostStages = 8;  // stages of a record
 inline constexpr int64_t kMostQueryBlock = 64;
-inline constexpr int32_t kMostBoundedDim = 288;  // a row of bounds has two numbers for each: as many as kernels take
+inline constexpr int32_t kMostBoundedDim = 288;  // kernels' limit; a row of bounds has two numbers per dim
 
 enum class Judge : int32_t { kDescent = TANDEM_JUDGE_DESCENT, kBounds = TANDEM_JUDGE_BOUNDS, kExact = TANDEM_JUDGE_EXACT };
 
@@ -24,7 +24,7 @@ struct PruningStage {
   int64_t query_block = 64;
   int64_t from_len = 0, to_len = 0;  // 0: no limit
 
-  // n_seen: tokens that a query sees, its own among them.
+  // True if the stage applies. n_seen: tokens that a query sees, its own included.
   bool is_there(int64_t n_seen) const { return n_seen >= from_len && (to_len == 0 || n_seen < to_len); }
 };
 
@@ -42,11 +42,12 @@ struct Pruning {
   std::vector<PruningOfLayer> layers;  // [n_layers]; empty: no layer's policy prunes
 };
 
-// The records of a preset for a layer; nothing where no preset has that name.
+// Finds a preset's records for a layer. Returns false if no preset has that name.
 bool find_pruning_preset(const char* name, size_t layer_idx, PruningOfLayer* found);
-const char* pruning_preset_names();  // with commas between them
+const char* pruning_preset_names();  // separated by commas
 
-// prunes: [n_layers], whether the layer's policy does. INVALID_ARGUMENT, NOT_FOUND, UNSUPPORTED (pruning and its members).
+// prunes: [n_layers], true for layers whose policy prunes. INVALID_ARGUMENT, NOT_FOUND, UNSUPPORTED (pruning and its
+// members).
 Status resolve_pruning(const tandem_session_options& options, const std::vector<bool>& prunes,
                        const std::vector<Layer>& layers, Pruning* pruning);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// A walk over what a selector knows of a sequence, the same to save it and to load it. Numbers are 64-bit integers.
+// A walk over a selector's state of a sequence, shared by saving and loading. Numbers are 64-bit integers.
 #pragma once
 
 #include <cstdint>
@@ -34,7 +34,7 @@ class StateVisitor {
     *value = number == 1;
     return {};
   }
-  // An option of the session that what was saved depends on: INVALID_ARGUMENT where it differs.
+  // An option of the session that the saved state depends on. INVALID_ARGUMENT if the saved value differs.
   Status same(const char* option, int64_t value) {
     int64_t saved = value;
     TANDEM_TRY(number(&saved));

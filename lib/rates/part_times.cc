@@ -7,8 +7,8 @@
 namespace tandem {
 namespace {
 
-constexpr double kNewest = 0.3;     // share of the newest gap
-constexpr double kMore = 50'000.0;  // ns: a gap counts as twice what is known and this, at most, as a caller may rest
+constexpr double kNewest = 0.3;     // weight of the newest gap
+constexpr double kMore = 50'000.0;  // ns; a caller may rest, so a gap counts for at most twice the known gap plus this
 
 std::pair<int32_t, int64_t> key_of(int32_t layer_idx, int64_t n_queries) {
   return {layer_idx, static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(std::max<int64_t>(1, n_queries))))};
@@ -16,7 +16,7 @@ std::pair<int32_t, int64_t> key_of(int32_t layer_idx, int64_t n_queries) {
 
 }  // namespace
 
-// As long the bus would have had if the device had not waited for it.
+// Learns how long the bus would have had if the device had not waited for it.
 void PartTimes::note_gap(const PartMoments& part) {
   const auto [known, is_first] = ahead_.try_emplace(key_of(part.layer_idx, part.n_queries));
   const double gap = std::max(0.0, part.arrived - (has_last_ ? std::max(part.asked, last_free_) : part.asked));

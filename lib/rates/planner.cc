@@ -10,7 +10,7 @@ namespace {
 
 constexpr double kNever = std::numeric_limits<double>::infinity();
 
-// at + s * of[0] + r * of[1], with s and r keys of the columns.
+// at + s * of[0] + r * of[1], where s and r are the keys of the columns.
 struct Linear {
   double at = 0.0, of[kPlanColumns] = {};
 
@@ -19,7 +19,7 @@ struct Linear {
   Linear operator*(double x) const { return {at * x, {of[0] * x, of[1] * x}}; }
 };
 
-// Where both are 0.
+// Finds the point where both are 0.
 bool meet(const Linear& a, const Linear& b, double* s, double* r) {
   const double determinant = a.of[0] * b.of[1] - a.of[1] * b.of[0];
   const double size = (std::abs(a.of[0]) + std::abs(a.of[1])) * (std::abs(b.of[0]) + std::abs(b.of[1]));
@@ -40,7 +40,8 @@ class Search {
   Search(std::span<const PlanGroup> groups, const PlanRates& rates)
       : groups_(groups), rates_(rates), n_keys_(static_cast<double>(n_keys_of(groups))) {}
 
-  // Both ends, where an engine has nothing to do and does not even begin, are ends of a stretch.
+  // An engine without any keys does not even begin. That happens only if no keys or all keys move, and both are ends of a
+  // stretch.
   RoutePlan best() {
     double begin = 0.0, work = 0.0;
     for (const PlanGroup& group : groups_) work += static_cast<double>(group.n_keys) * group.host_ns;
@@ -55,7 +56,7 @@ class Search {
   }
 
  private:
-  // work: of the CPU, while begin to end keys are moved.
+  // work: of the CPU, while `begin` to `end` keys move.
   void try_stretch(const Linear& work, double begin, double end) {
     const Linear moved = {0.0, {1.0, 1.0}}, host = work + Linear{rates_.host_begin_ns, {}};
     Linear bus = {rates_.bus_begin_ns - rates_.bus_ahead_ns, {}}, device = {rates_.device_begin_ns, {}};
@@ -63,7 +64,7 @@ class Search {
       bus.of[c] = rates_.columns[c].bus_ns;
       device.of[c] = rates_.columns[c].device_ns;
     }
-    // Where some of the bus's work is left when the queries come, and where none is but to begin and to end.
+    // Two cases: the bus has work left when the queries arrive, or only its start-up and end.
     const Linear left[] = {bus, {rates_.bus_begin_ns, {}}};
     Linear lines[13] = {
         {0.0, {1.0, 0.0}}, {0.0, {0.0, 1.0}}, moved - Linear{begin, {}}, moved - Linear{end, {}}, bus - left[1]};
@@ -72,7 +73,7 @@ class Search {
       const Linear bus_last = of_bus + host * (rates_.host_slowed * (1.0 - 1.0 / rates_.bus_slowed)),
                    host_last = host + of_bus * (rates_.bus_slowed * (1.0 - 1.0 / rates_.host_slowed));
       for (const Linear& line : {bus_last - host_last, bus_last - device, host_last - device, of_bus - device})
-        lines[n++] = line;  // the last where the CPU has nothing
+        lines[n++] = line;  // the last one applies if the CPU has no keys
     }
     for (const Linear& a : lines)
       for (const Linear& b : lines) {

@@ -1,21 +1,22 @@
 // SPDX-License-Identifier: MIT
-// How the keys outside the window are shared out, so that the engines that work on them end together: a function of what
-// they take, which knows nothing of caches or devices.
+// Splits the keys outside the window so that the engines that work on them end together. The split is a function of the
+// engines' rates alone. It knows no caches and no devices.
 //
-// A key stays with the CPU, or it moves to the device by one of the columns. With what is moved, the CPU has A of work and
-// the bus B, each in ns when it has the host's memory for itself, and the device D. Times count from when the queries are
-// there, which the CPU waits for. The bus does not: B is what is left of its work by then. While both read that memory each
-// is slower; when one has ended the other goes on alone. So, where the CPU is slowed to A' = A host_slowed, the bus to B':
+// A key stays with the CPU, or moves to the device by one of the columns. For the keys of a split, the CPU has A ns of work
+// and the bus B ns, each measured with the host's memory for itself, and the device D ns. Times count from the arrival of
+// the queries. The CPU waits for the queries. The bus does not: B is the work that it has left by then. While both read host
+// memory, each is slower. When one has ended, the other goes on at full speed. So, with the CPU slowed to A' = A
+// host_slowed, and the bus to B':
 //
 //   A' <= B'    both take A', in which the bus has done A' / bus_slowed:    T = B + A' (1 - 1 / bus_slowed)
 //   else                                                                    T = A + B' (1 - 1 / host_slowed)
 //   in all      max(T, D)
 //
-// Both lines are linear in the keys of each column, as long as the keys that are moved cost the CPU the same. Sequences may
-// have other numbers of queries; those that cost the CPU the most go first, which makes A linear between the ends of groups.
-// Between two of these it is a linear program in two variables, whose optimum is where two of 13 lines meet: no column less
-// than nothing, the ends of the stretch, the engines pairwise ending together, and the bus with the queries' coming. All are
-// tried.
+// Both lines are linear in the keys of each column, as long as the moved keys have the same cost on the CPU. Sequences may
+// have different numbers of queries. Those that cost the CPU the most move first, so A is linear between the ends of groups.
+// Within such a stretch this is a linear program in two variables. Its optimum is where two of 13 lines meet: no column
+// below zero, the ends of the stretch, each pair of engines ending together, and the bus ending as the queries arrive. All
+// meeting points are tried.
 #pragma once
 
 #include <cstdint>
@@ -23,13 +24,13 @@
 
 namespace tandem {
 
-// Keys that cost the CPU alike: of sequences with one number of queries.
+// Keys with one cost on the CPU: of sequences with the same number of queries.
 struct PlanGroup {
   int64_t n_keys = 0;
-  double host_ns = 0.0;  // of a key, on a CPU that is alone
+  double host_ns = 0.0;  // per key, on a CPU that is alone
 };
 
-// A way to the device. ns of a key, in all its KV heads.
+// A way to the device. Times are ns per key, over all its KV heads.
 struct PlanColumn {
   bool is_allowed = false;
   double bus_ns = 0.0;  // when the bus is alone
@@ -42,27 +43,27 @@ inline constexpr int32_t kPlanColumns = 2;
 struct PlanRates {
   PlanColumn columns[kPlanColumns];
   bool host_is_allowed = true;
-  double host_slowed = 1.0, bus_slowed = 1.0;  // while both are busy; below 1, what is found is good, not best
+  double host_slowed = 1.0, bus_slowed = 1.0;  // while both are busy; below 1 the plan found is good but may not be optimal
   double host_begin_ns = 0.0, bus_begin_ns = 0.0,
-         device_begin_ns = 0.0;      // where there is anything to do at all, never ahead
-  double bus_ahead_ns = 0.0;         // of the bus's work, at most, that is done when the queries come
-  double rebuilt_end_ns = 0.0;       // where keys are made, bus_begin_ns in place of that; 0: nobody has said
-  double rebuilt_host_end_ns = 0.0;  // what is added to host_begin_ns there
+         device_begin_ns = 0.0;      // these three: added once if the engine has any keys; never done ahead
+  double bus_ahead_ns = 0.0;         // the most of its work that the bus can have done when the queries arrive
+  double rebuilt_end_ns = 0.0;       // replaces bus_begin_ns if keys are made; 0: unknown
+  double rebuilt_host_end_ns = 0.0;  // added to host_begin_ns if keys are made
 };
 
-// host_ns, bus_ns: until each has ended, as slowed by the other. The bus's has what it does ahead, total_ns has not.
+// host_ns, bus_ns: until each engine has ended, as slowed by the other. bus_ns includes work done ahead; total_ns does not.
 struct RoutePlan {
   int64_t host_keys = 0;
   int64_t moved_keys[kPlanColumns] = {};
   double host_ns = 0.0, bus_ns = 0.0, device_ns = 0.0, total_ns = 0.0;
-  double seen_ns = 0.0;  // of total_ns, what the host can see: until the last key has crossed the bus
+  double seen_ns = 0.0;  // the part of total_ns that the host can see: until the last key has crossed the bus
 
   int64_t n_moved() const { return moved_keys[kPlanStream] + moved_keys[kPlanRecompute]; }
 };
 
-// groups: by falling host_ns. The keys that move are the first of these.
+// groups: by falling host_ns. Keys move from the first groups on.
 RoutePlan plan_routes(std::span<const PlanGroup> groups, const PlanRates& rates);
-// What a split that somebody else has chosen would take.
+// Predicts the times of a given split.
 RoutePlan predict_routes(std::span<const PlanGroup> groups, const PlanRates& rates, double streamed, double recomputed);
 
 }  // namespace tandem

@@ -1,25 +1,24 @@
 // SPDX-License-Identifier: MIT
-// What routes take on this machine, kept with the engine: measured once, when the first call could use it
-// (lib/routes/trial.cc), and kept up to date by the parts of calls.
+// The rates of routes on this machine, kept with the engine. They are measured once, by the first call that could use them
+// (lib/routes/trial.cc), and updated from the parts of calls.
 //
-//   CPU      ns of a key under so many queries, alone and while the bus is busy: by shape and power of two of queries
-//   bus      ns of a byte, alone, and while the CPU is busy with keys of such a shape under so many queries
+//   CPU      ns of a key under a number of queries, alone and while the bus is busy: by shape and power of two of queries
+//   bus      ns of a byte, alone, and while the CPU is busy with keys of a shape under a number of queries
 //
 //   device   ns to make K and V of a hidden state, and of a block's step of a long append, by shape of layer: measured alone
 //
-// The device's own time over pieces of K and V is not among them: at most 512 queries meet a piece, which takes the bus
-// several times as long. Where it makes keys, parts say more than the trial: how much slower the bus is beside products, how
-// long the device takes from the last hidden state to the end, and from the CPU's answer, which it gets to between products;
-// and a key where the bus is the faster of the two.
+// The device's own time over pieces of K and V is left out: at most 512 queries meet a piece, and the bus takes several
+// times as long. If the device makes keys, parts tell more than the trial: how much slower the bus is beside products, how
+// long the device takes from the last hidden state to the end, and how long from the CPU's answer, which it reads between
+// products. They also tell the time of a key if the bus is the faster of the two.
 //
-// Trials read a few thousand keys, which may still be in a cache that calls have long outgrown. So the CPU's counts as less
-// than it said until a part of a call has replaced it: near the point where routes are even the CPU gets a first try, and
-// far from it such a factor does not matter. What a part says moves what is known by a share, and by no more than twice, so
-// that splits move smoothly and one late call does not turn them over.
+// Trials read a few thousand keys, which may still be in a cache that calls have long outgrown. So the CPU's trial counts
+// for less than it measured until a part of a call has replaced it. Near the break-even of routes this gives the CPU a first
+// try, and far from it such a factor does not matter. A part moves a known rate by a share of the difference, and at most by
+// a factor of two. So splits move smoothly, and one late call does not overturn them.
 //
-// Of a part in which CPU and bus were busy, times count from when its queries had come. What ended first was slowed all the
-// way; of the other, what was left then went at the pace of one that is alone, and so did what the bus had brought before
-// the queries came.
+// If CPU and bus were both busy in a part, times count from the arrival of its queries. The engine that ended first was
+// slowed all the way. The other engine ran its remaining work at full speed, and so did the bus before the queries arrived.
 #pragma once
 
 #include <array>
@@ -32,36 +31,36 @@
 
 namespace tandem {
 
-// A part that both had keys of, in the layer's KV heads.
+// A part of which both CPU and bus had keys. Keys are counted over the layer's KV heads.
 struct JointPart {
-  int64_t n_queries = 0;  // of a sequence
-  int64_t host_keys = 0;  // under so many queries
+  int64_t n_queries = 0;  // per sequence
+  int64_t host_keys = 0;  // each under n_queries queries
   double host_ns = 0.0;
   int64_t bus_bytes = 0;
-  double bus_ns = 0.0;      // from when the queries had come
-  double ahead_ns = 0.0;    // that it had before
-  int64_t ahead_bytes = 0;  // what it could bring then, at most
-  bool bus_tells = true;    // false: it waited for the device, and of the two the CPU alone tells
+  double bus_ns = 0.0;      // since the queries arrived
+  double ahead_ns = 0.0;    // bus time before that
+  int64_t ahead_bytes = 0;  // maximum that the bus could bring by then
+  bool bus_tells = true;    // false: the bus waited for the device, so only the CPU's time is informative
 };
 
-// A part whose keys were made of hidden states. Times count from when its queries had come to when those of a part that
-// follows at once would.
+// A part whose keys were made from hidden states. Times count from the arrival of its queries to the arrival of the queries
+// of a part that follows at once.
 struct RebuiltTimes {
-  int64_t x_bytes = 0;     // 0: other keys crossed the bus, or were attended by the CPU, as well
-  int64_t n_rows = 0;      // that were made
-  double bus_ns = 0.0;     // from when the bus was free to when it had brought all
-  double late_ns = 0.0;    // of that, behind the queries' coming
+  int64_t x_bytes = 0;     // 0: other keys crossed the bus or were attended by the CPU as well
+  int64_t n_rows = 0;      // rows that were made
+  double bus_ns = 0.0;     // from the bus being free until it had brought all
+  double late_ns = 0.0;    // the part of bus_ns after the queries arrived
   double host_ns = 0.0;    // until the CPU had answered
-  double total_ns = 0.0;   // until the states were one
+  double total_ns = 0.0;   // until the states were merged
   bool is_steady = false;  // as in PartReading
 };
 
-// What a trial with both at work said: how many times as long as alone.
+// A trial's factors of slowdown while both engines work.
 struct Slowed {
   double host = 1.0, bus = 1.0;
 };
 
-// Heads, dims and types of a layer; the same, and of its hidden states.
+// Heads, dims and types of a layer. RebuiltShape adds those of its hidden states.
 using LayerShape = std::array<int32_t, 6>;
 using RebuiltShape = std::array<int32_t, 8>;
 
@@ -70,54 +69,55 @@ class Profile {
   bool knows_host(const Layer& layer, int64_t n_queries) const;
   bool knows_bus() const;
   void note_trial(const Layer& layer, int64_t n_queries, int64_t n_keys, double ns);
-  // To begin with it: of two numbers of keys that took so long.
+  // Start-up time of the CPU, from trials with two numbers of keys.
   void note_begin_trial(const Layer& layer, int64_t n_queries, double ns);
   void note_slowed_trial(const Layer& layer, int64_t n_queries, const Slowed& slowed);
   void note_bus_trial(double bytes_per_ns);
   bool knows_rebuild(const Layer& layer) const;
-  void note_rebuild_trial(const Layer& layer, double ns);  // of a key, in all KV heads
-  // Of a part, as it came out.
+  void note_rebuild_trial(const Layer& layer, double ns);  // per key, over all KV heads
+  // Learns from a finished part with made keys.
   void note_rebuilt(const Layer& layer, const RebuiltTimes& times) noexcept;
-  // A part whose keys might have been made so, and were not.
+  // Notes a part whose keys could have been made from hidden states but were not.
   void note_not_rebuilt(const Layer& layer) noexcept;
-  // As many bytes of K and V as cross the bus in the time of these hidden states.
+  // Returns the bytes of K and V that cross the bus in the time of x_bytes of hidden states.
   int64_t as_keys(const Layer& layer, int64_t x_bytes) const;
-  // ns of a tile (lib/routes/prefill_size.h); 0: nobody knows.
+  // ns of a tile (lib/routes/prefill_size.h); 0: unknown.
   void note_prefill_trial(const Layer& layer, double ns);
   double prefill_tile_ns(const Layer& layer) const;
-  // What pieces of a long append took, and were expected to by this tile_ns.
+  // Learns from the pieces of a long append: they took `ns`, and expected_ns was predicted with this tile_ns.
   void note_prefill(const Layer& layer, double tile_ns, double expected_ns, double ns) noexcept;
-  // Parts of calls: the CPU had all keys, the bus had, or each had some. Where there is no memory to learn it, nothing is
-  // learned.
+  // Learn from parts of calls: the CPU had all keys, the bus had all, or each had some. Without memory to learn, they do
+  // nothing.
   void note_host(const Layer& layer, int64_t n_queries, int64_t n_keys, double ns) noexcept;
   void note_bus(int64_t bytes, double ns) noexcept;
-  // Likewise, but there may have been times when the bus waited: that is the most that it takes.
+  // Like note_bus(), but the bus may have waited at times: the time is an upper bound.
   void note_bus_at_most(int64_t bytes, double ns) noexcept;
-  // And that all of it was there before the queries came, and the CPU's keys were attended without it.
+  // The bus had brought all bytes before the queries arrived, so the CPU attended its keys alone.
   void note_ahead(const Layer& layer, const JointPart& part) noexcept;
   void note_joint(const Layer& layer, const JointPart& part) noexcept;
-  // A part that the bus had alone, as it does when the CPU is thought to be slow.
+  // Notes a part that the bus had alone, as happens if the CPU is believed to be slow.
   void note_idle_host(const Layer& layer, int64_t n_queries) noexcept;
-  // After many of these: how many keys of a part that takes so long the CPU is to have, to say if it still is. Else 0.
+  // After many such parts: how many keys of a part of total_ns the CPU should get, to check whether it is still slow. Else
+  // 0.
   int64_t host_due_keys(const Layer& layer, int64_t n_queries, double total_ns) const;
 
-  // Of n_keys keys in all KV heads; of queries that nobody knows of, by the next power of two that somebody does. 0: no
-  // shape like this was measured. infinity: no bus was.
+  // ns of n_keys keys, over all KV heads. An unmeasured number of queries uses the next power of two that was measured. 0:
+  // no such shape was measured. infinity: no bus was measured.
   double host_ns(const Layer& layer, int64_t n_queries, int64_t n_keys) const;
   double stream_ns(int64_t bytes) const;
-  // For groups whose host_ns is the one above. key_bytes: of a key, in all KV heads. Keys may be made of hidden states where
-  // it is known what that takes; where it is not, what it takes is the least that it could: the bus alone.
+  // For groups whose host_ns is the one above. key_bytes: of a key, over all KV heads. If the time of making keys is
+  // unknown, it is taken as the least possible, the bus alone.
   PlanRates rates(const Layer& layer, int64_t n_queries, int64_t key_bytes) const;
 
  private:
   struct Costs {
-    double ns = 0.0;         // of a key, the CPU alone
-    double slowed_ns = 0.0;  // while the bus is busy; 0: no part has said
-    double bus_ns = 0.0;     // of a byte, while the CPU is busy; 0: likewise
-    double begin_ns = 0.0;   // whatever the number of keys; 0: nobody has said
+    double ns = 0.0;         // per key, the CPU alone
+    double slowed_ns = 0.0;  // while the bus is busy; 0: no part has told yet
+    double bus_ns = 0.0;     // per byte, while the CPU is busy; 0: no part has told yet
+    double begin_ns = 0.0;   // independent of the number of keys; 0: unknown
     Slowed tried;
     double tried_ns = 0.0, tried_begin_ns = 0.0;
-    int64_t n_idle = 0;  // parts since the CPU had one
+    int64_t n_idle = 0;  // parts since the CPU last had a key
     bool is_trial = true;
 
     double host_ns() const;
@@ -125,23 +125,23 @@ class Profile {
   };
   Costs* costs_or_null(const Layer& layer, int64_t n_queries) noexcept;
   Costs& costs(const Layer& layer, int64_t n_queries);
-  const Costs* find_own(const Layer& layer, int64_t n_queries) const;  // of that power of two, or null
+  const Costs* find_own(const Layer& layer, int64_t n_queries) const;  // of exactly that power of two, or null
   const Costs* find(const Layer& layer, int64_t n_queries, int64_t* of_class) const;
 
   mutable std::mutex mutex_;
-  std::map<LayerShape, std::map<int64_t, Costs>> costs_;  // by the power of two
+  std::map<LayerShape, std::map<int64_t, Costs>> costs_;  // by power of two of queries
   struct Rebuilt {
-    double key_ns = 0.0;       // the device
-    double tried_ns = 0.0;     // that, as the trial said
-    double x_ns = 0.0;         // the bus, of a byte, while the device is at work; 0: no part has said
-    double end_ns = 0.0;       // from the last hidden state to the end; 0: likewise
-    double host_end_ns = 0.0;  // from the CPU's answer
+    double key_ns = 0.0;       // the device's time per key
+    double tried_ns = 0.0;     // key_ns by the trial
+    double x_ns = 0.0;         // bus time per byte while the device works; 0: no part has told yet
+    double end_ns = 0.0;       // from the last hidden state to the end; 0: no part has told yet
+    double host_end_ns = 0.0;  // from the CPU's answer to the end
   };
   double x_ns(const Rebuilt& known) const;
 
   std::map<RebuiltShape, Rebuilt> rebuilt_;
   std::map<LayerShape, double> prefill_tile_ns_;
-  double bus_ns_ = 0.0;  // of a byte; 0: not measured
+  double bus_ns_ = 0.0;  // per byte; 0: not measured
 };
 
 }  // namespace tandem

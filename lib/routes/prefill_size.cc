@@ -13,18 +13,19 @@ namespace {
 constexpr int64_t kMostStates = int64_t{96} << 20;    // bytes of a group's o
 constexpr int64_t kMostRotated = int64_t{128} << 20;  // bytes of a chunk's rotated queries
 constexpr int64_t kTicket = kMostTicketTokens;
-// What long appends over bf16 take on an H200.
-constexpr int64_t kTileKeys = 128;   // of a block's step
-constexpr double kTileNs = 1650.0;   // of that, for heads of 128 dims
-constexpr double kStateNs = 8500.0;  // of a tile of rows: to begin and to end a block, with the states of those before
-constexpr double kPieceNs = 7000.0;  // of a piece, between its first block and the last one of the piece before
-constexpr double kBusBytes = 54.0;   // in a nanosecond
-constexpr double kCopyNs = 5000.0;   // of a copy and what goes with it; with less, groups are chosen that take longer
-// Of a ticket's rows, to the host beside the pieces: on what is left of the device, or on a part of it, which pieces lack.
+// Times of long appends over bf16 on an H200.
+constexpr int64_t kTileKeys = 128;   // keys of a block's step
+constexpr double kTileNs = 1650.0;   // ns of a block's step, for heads of 128 dims
+constexpr double kStateNs = 8500.0;  // ns per tile of rows: to begin and end a block, with the states of earlier pieces
+constexpr double kPieceNs = 7000.0;  // ns per piece, between its first block and the last block of the piece before
+constexpr double kBusBytes = 54.0;   // bytes per nanosecond
+constexpr double kCopyNs = 5000.0;   // ns per copy, with its overheads; a smaller value makes slower groups win
+// ns per ticket of rows that go to the host beside the pieces: on the rest of the device, or on a part that the pieces then
+// lack.
 constexpr double kRowsNs = 300000.0, kRowsOnPartNs = 70000.0, kPartNs = 15000.0;
 
 double n_tiles_of_keys(int64_t n_keys) { return static_cast<double>(n_keys) / kTileKeys; }
-int64_t rotated_bytes(const Layer& layer) { return int64_t{layer.n_q_heads} * layer.k_head_dim * 4; }  // of a token
+int64_t rotated_bytes(const Layer& layer) { return int64_t{layer.n_q_heads} * layer.k_head_dim * 4; }  // per token
 int64_t o_bytes(const Layer& layer, int64_t n_heads, int64_t n_tokens) {
   return n_tokens * n_heads * layer.group_size * layer.v_head_dim * 4;
 }
@@ -46,12 +47,12 @@ int64_t queries_of_a_wave(const Layer& layer, int32_t n_multiprocessors) {
 
 namespace {
 
-// The pieces of one group.
+// Returns the time of one group's pieces.
 double group_ns(const StreamLayout& layout, int64_t n_heads, int64_t n_tiles, int64_t n_keys, int32_t n_multiprocessors,
                 double tile_ns) {
   const int64_t n_blocks = std::max(n_multiprocessors, 1), n_items = n_heads * n_tiles;
   const auto n_pieces = static_cast<double>(ceil_div(n_keys, layout.piece_len()));
-  const int64_t n_sharing = n_blocks / n_items;  // where items are fewer than blocks: those that share an item's keys
+  const int64_t n_sharing = n_blocks / n_items;  // blocks that share an item's keys, if items are fewer than blocks
   const double n_waves =
       n_items > n_blocks ? static_cast<double>(ceil_div(n_items, n_blocks)) : 1.0 / static_cast<double>(n_sharing);
   const double compute = n_waves * (n_tiles_of_keys(n_keys) * tile_ns + n_pieces * kStateNs) + n_pieces * kPieceNs;
@@ -62,7 +63,8 @@ double group_ns(const StreamLayout& layout, int64_t n_heads, int64_t n_tiles, in
 
 int64_t tiles_of(const Layer& layer, int64_t n_queries) { return ceil_div(n_queries * layer.group_size, kTileRows); }
 
-// What the rows add to a chunk: its first group, whose pieces take so long, waits for them with the chunk's own keys.
+// Returns the time that rows add to a chunk. The chunk's own keys wait for the rows, while the first group's pieces take
+// first_group_ns.
 double rows_ns(double first_group_ns, int64_t n_tickets, bool* have_time) {
   const auto n = static_cast<double>(n_tickets);
   const double on_rest = std::max(0.0, n * kRowsNs - first_group_ns);
@@ -71,17 +73,17 @@ double rows_ns(double first_group_ns, int64_t n_tickets, bool* have_time) {
   return std::min(on_rest, on_part);
 }
 
-// Of the lists of one launch, with their tiles (lib/call/key_tiles.h).
+// Returns the bytes of one launch's lists with their tiles (lib/call/key_tiles.h).
 int64_t tile_bytes(const Layer& layer, const PrefillTerms& terms, int64_t n_tokens) {
   const int64_t n_lists = ceil_div(n_tokens * layer.group_size, kTileRows) * terms.n_list_heads;
-  const int64_t n_queries = (kTileRows - 1) / layer.group_size + 2;  // of a list, at most
+  const int64_t n_queries = (kTileRows - 1) / layer.group_size + 2;  // maximum number of queries of a list
   const int64_t n_tiles = std::min(n_queries * terms.n_units * terms.tiles_of_unit, terms.most_tiles);
   const int64_t of_list = n_tiles * tile_words(layer.group_size, kByQuery);
   return device_aligned(n_lists * static_cast<int64_t>(sizeof(DeviceTiles))) +
          n_lists * of_list * static_cast<int64_t>(sizeof(KeyTile));
 }
 
-// Of chunks of n_tokens and groups of n_heads KV heads.
+// The area for chunks of n_tokens and groups of n_heads KV heads.
 struct Area {
   int64_t o_bytes, o_at, lse_at, row_lse_at, q_at, tiles_at, rows_at, rows_bytes, bytes;
 
@@ -97,7 +99,7 @@ struct Area {
         bytes(rows_at + 2 * rows_bytes) {}
 };
 
-// Tokens of a chunk, at most.
+// Returns the maximum number of tokens of a chunk.
 int64_t most_tokens(const Layer& layer, int64_t wanted, int64_t unit) {
   int64_t most = std::min(wanted, kMostStates / o_bytes(layer, 1, 1));
   if (rotates_queries(layer)) most = std::min(most, kMostRotated / rotated_bytes(layer));
@@ -123,8 +125,8 @@ KeysOfAppend keys_of_append(const PolicyOptions& options, int64_t page_len, cons
 
 namespace {
 
-// Of groups that take equally long the largest: fewer, longer copies. n_chunk: tokens that there is memory for, of which
-// n_at_once meet n_keys at a time.
+// Of groups that take equally long, chooses the largest: fewer and longer copies. n_chunk: tokens that there is memory for.
+// n_at_once of them meet n_keys at a time.
 Status choose_layout(const Layer& layer, const PrefillTerms& terms, int64_t n_chunk, int64_t n_at_once, int64_t n_keys,
                      PrefillSize* made) {
   const double tile_ns = assumed_tile_ns(layer);
@@ -191,8 +193,8 @@ PrefillTerms prefill_terms(const SizeTerms& terms, size_t layer_idx) {
 
 namespace {
 
-// Tokens of a chunk whose keys are searched for. Work space and lists grow with its query blocks, so that these are limited.
-// Chunks are of whole tickets, and so of whole blocks. 0: a ticket's chunks will do.
+// Returns the tokens of a chunk whose keys are searched for. Work space and lists grow with its query blocks, so their
+// number is limited. Chunks have whole tickets, and so whole blocks. 0: chunks of one ticket are enough.
 int64_t searched_tokens(const SizeTerms& terms, const CallShape& shape, int64_t append_tokens) {
   constexpr int64_t kMostBlocks = 32, kMostBytes = int64_t{512} << 20;
   static_assert(kTicket % kMostQueryBlock == 0);
@@ -207,14 +209,14 @@ int64_t searched_tokens(const SizeTerms& terms, const CallShape& shape, int64_t 
   return 0;
 }
 
-// Tokens of a chunk whose heads follow patterns: of whole blocks. 0: a ticket's chunks will do.
+// Returns the tokens of a chunk whose heads follow patterns, in whole blocks. 0: chunks of one ticket are enough.
 int64_t pattern_tokens(int64_t append_tokens, bool brings_layer) {
   const int64_t wanted = append_tokens > 0 ? std::min(append_tokens, kPatternChunk) : kPatternChunk;
   if (wanted <= kTicket && !brings_layer) return 0;
   return std::max(kPatternBlock, wanted / kPatternBlock * kPatternBlock);
 }
 
-// Of the appends of a call that follow head patterns, some of which find keys outside the window. 0: none does.
+// Returns the room for the call's longest append that follows head patterns, if keys lie outside the window. 0: none do.
 int64_t tokens_to_bring(const SizeTerms& terms, const CallShape& shape) {
   int64_t longest = 0;
   bool is_outside = false;
@@ -237,9 +239,9 @@ int64_t whole_layer_bytes(const WindowGeometry::LayerPlanes& planes, int64_t n_t
   return device_aligned(ceil_div(n_tokens, kDevicePageLen) * planes.bytes);
 }
 
-// By the longest append; of equal ones, by the one with the most keys.
+// Sizes by the longest append. Of equally long ones, by the one with the most keys.
 Status size_long(const SizeTerms& terms, const CallShape& shape, bool streams, PrefillSize* size) {
-  constexpr int64_t kFewRows = 64;  // of queries, whose weights no kernel rounds: those that add states may
+  constexpr int64_t kFewRows = 64;  // query rows; up to this many, only kernels that add states may round weights
   const auto is_shorter = [](const SequenceShape& a, const SequenceShape& b) {
     return std::pair(a.q_len, a.length) < std::pair(b.q_len, b.length);
   };
@@ -248,25 +250,25 @@ Status size_long(const SizeTerms& terms, const CallShape& shape, bool streams, P
   const Policy& policy = terms.policies[shape.layer_idx];
   *size = {};
   const bool names = shape.idx_heads > 0;
-  const bool searches = policy.names_keys();  // then the window has all keys, or they are brought
+  const bool searches = policy.names_keys();  // then the window has all keys, or they are brought to the device
   if (!shape.appends || shape.is_speculative || (names && !shape.may_be_long) || !(can_stream(policy, true) || searches) ||
       shape.most_queries < std::min(longest.q_len, terms.most_of_chunk()))
     return {};
   streams = streams && !searches && !rotates_queries(layer) && terms.routes.appends_at_once();
-  if (!streams && terms.kinds(shape.layer_idx) != nullptr) return {};  // their sinks would have to be sent
-  // The queries whose weights count have one ticket.
+  if (!streams && terms.kinds(shape.layer_idx) != nullptr) return {};  // the sinks of streaming heads would have to be sent
+  // The queries whose weights count must fit into one ticket.
   if (policy.keeps_maw && counted_queries(terms.options.alpha) > kTicket) return {};
   PrefillTerms of_layer = prefill_terms(terms, shape.layer_idx);
   of_layer.streams = streams;
   const int64_t whole_tokens = policy.follows_patterns ? tokens_to_bring(terms, shape) : 0;
   if (searches) {
-    // As of all decode calls, whose work space need not be asked for.
+    // Decode calls end here, before any work space is computed.
     if (longest.q_len <= kTicket && whole_tokens == 0) return {};
     of_layer.append_tokens = policy.prunes ? searched_tokens(terms, shape, of_layer.append_tokens)
                                            : pattern_tokens(of_layer.append_tokens, whole_tokens > 0);
     if (of_layer.append_tokens == 0) return {};
-    if (whole_tokens > 0) of_layer.layer_page_bytes = 0;  // the chunk's rows come to the others of the layer
-    of_layer.has_full_chunks = policy.follows_patterns;   // a chunk is the queries that choose their keys together
+    if (whole_tokens > 0) of_layer.layer_page_bytes = 0;  // the chunk's rows join the layer's other rows
+    of_layer.has_full_chunks = policy.follows_patterns;   // the queries of a chunk choose their keys together
   }
   if (names) {
     of_layer.n_units = shape.n_idx;
@@ -287,8 +289,8 @@ Status size_long(const SizeTerms& terms, const CallShape& shape, bool streams, P
   return {};
 }
 
-// Descriptors: of the chunk, of its tickets and pieces; key lists of the chunk; page tables of pieces and of window and
-// chunk.
+// Reserves descriptors of the chunk, its tickets and its pieces, key lists of the chunk, and page tables of pieces, window
+// and chunk.
 void reserve_long(const SizeTerms& terms, const CallShape& shape, const PrefillSize& size, Reservation* needs) {
   const HeadRuns runs = HeadRuns::all(terms.kinds(shape.layer_idx), *shape.layer);
   int64_t n_pieces = 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// One wave of blocks, each with a tile of query rows, goes over the keys of a piece, again and again for as long as a few
-// layers of a long append take: under such a load clocks fall, and what the last calls took is what appends will.
+// One wave of blocks, each with a tile of query rows, attends the keys of a piece again and again, for as long as a few
+// layers of a long append take. Clock rates fall under such a load. So the last calls predict the time of appends.
 #include "lib/routes/prefill_trial.h"
 
 #include <algorithm>
@@ -17,21 +17,21 @@ namespace tandem {
 namespace {
 
 constexpr int64_t kKeys = 16384;
-constexpr int32_t kMostHeads = 2;  // KV heads, as blocks of a piece do not all read the same keys
+constexpr int32_t kMostHeads = 2;  // KV heads; several, as blocks of a piece do not all read the same keys
 constexpr double kLoadNs = 250e6, kRoundNs = 4e6;
 constexpr void* kStream = nullptr;
 
-// In device memory.
+// Lies in device memory.
 struct Described {
   DeviceSequence sequence;
-  int64_t page = 0;  // the only one of the table
+  int64_t page = 0;  // the table's only page
 };
 
 double ns_since(std::chrono::steady_clock::time_point begin) {
   return std::chrono::duration<double, std::nano>(std::chrono::steady_clock::now() - begin).count();
 }
 
-// Zeros would take less power, and so less time: bytes that are numbers near 1 in whatever type they are read.
+// Fills memory with numbers near 1 in any type. Zeros would take less power, and so less time.
 void make_numbers(std::byte* to, int64_t n_bytes) {
   std::minstd_rand random(1);
   for (int64_t i = 0; i < n_bytes; ++i) {
@@ -40,12 +40,12 @@ void make_numbers(std::byte* to, int64_t n_bytes) {
   }
 }
 
-// Of codes, in f16: 2^-6.
+// Fills memory with f16 scales of codes: 2^-6.
 void make_scales(std::byte* to, int64_t n_bytes) {
   for (int64_t i = 0; i < n_bytes; ++i) to[i] = static_cast<std::byte>(i % 2 == 1 ? 0x24 : 0);
 }
 
-// Those that this type of K has the quickest kernels for.
+// Returns the query type for which this type of K has the fastest kernels.
 int32_t query_type(const Layer& layer) {
   return layer.k_type == TANDEM_F32 || layer.k_type == TANDEM_F16 ? layer.k_type : TANDEM_BF16;
 }
@@ -96,10 +96,10 @@ class PrefillTrial {
     return describe(data + described_at);
   }
 
-  // Of a call: the shorter of the last two rounds, as a thread that wakes late makes one long.
+  // Returns the time of a call: the shorter of the last two rounds, as a thread that wakes late lengthens a round.
   Status time(double* ns) {
     const auto begin = std::chrono::steady_clock::now();
-    TANDEM_TRY(run(1));  // what is done once
+    TANDEM_TRY(run(1));  // one-time work
     double last = 0.0;
     TANDEM_TRY(time_round(1, ns));
     const auto n_calls = static_cast<int>(std::clamp(kRoundNs / *ns, 1.0, 100.0));

@@ -19,12 +19,12 @@ namespace tandem {
 
 struct RecomputeRoute::Notes final : RouteNotes {
   RebuiltPieces pieces;
-  const DeviceSequence* described = nullptr;  // in device memory: of each part
-  const std::byte* uploaded = nullptr;        // the same, as the host sees it
+  const DeviceSequence* described = nullptr;  // device address of each part's descriptor
+  const std::byte* uploaded = nullptr;        // host address of the same data
   DeviceProjection projection;
   std::optional<WeightsInUse> weights;  // from open() to close()
 
-  // Behind the descriptors: page tables, then positions of pages, one number each.
+  // Behind the descriptors lie page tables, then positions of pages, each with one number per page.
   const int64_t* page_tables() const { return reinterpret_cast<const int64_t*>(described + pieces.parts.size()); }
   const std::byte* positions(int64_t first_page) const {
     return uploaded + pieces.parts.size() * sizeof(DeviceSequence) + (pieces.n_pages() + first_page) * 8;
@@ -36,14 +36,14 @@ struct RecomputeRoute::Notes final : RouteNotes {
 
 namespace {
 
-// In device memory, once for all sessions of the cache.
+// Returns the layer's projection in device memory, shared by all sessions of the cache.
 Status projection_of(Cache& cache, const Layer& layer, const DeviceProjection** projection) {
   std::shared_ptr<ProjectionsOnDevice>& all = cache.projections();
   if (all == nullptr) all = std::make_shared<ProjectionsOnDevice>();
   return all->get(*cache.engine().device(), cache.device_tier(), layer, projection);
 }
 
-// How many of these tokens, from the first on, one piece may have: keys that are rotated have positions.
+// Returns how many of these tokens, from the first on, one piece may have. Rotated keys need consecutive positions.
 int64_t follow_positions(const Layer& layer, const Sequence& sequence, TokenRange tokens) {
   const int64_t n = tokens.end - tokens.begin;
   return layer.projection->rope != nullptr ? consecutive(sequence.positions, tokens.begin, n) : n;
@@ -57,7 +57,8 @@ bool may_rebuild(const RouteSetup& setup) {
 
 }  // namespace
 
-// For sessions that asked for the route, whose device must be able to make keys, and for "auto", where a layer might gain.
+// Makes the route for sessions that ask for it, whose device must then be able to make keys. For "auto", makes it if a layer
+// may gain.
 Status RecomputeRoute::make(const RouteSetup& setup, size_t idx, std::unique_ptr<KeyRoute>* route) {
   const bool is_asked = setup.options.asks_for(idx);
   if (setup.has_streaming_heads && is_asked)
@@ -85,8 +86,8 @@ RecomputeRoute::RecomputeRoute(size_t idx, const RouteSetup& setup, std::vector<
       layouts_(std::move(layouts)),
       projections_(setup.layers.size(), nullptr) {}
 
-// Where it could be less than sending K and V, it is measured what making them takes: once in an engine for a shape. The
-// cache's mutex is held exclusively.
+// Measures the time of making keys if it could beat sending K and V, once per engine and shape. The cache's mutex is held
+// exclusively.
 Status RecomputeRoute::try_out(Cache& cache, DeviceSession* session, size_t layer_idx) {
   const Layer& layer = layers_[layer_idx];
   Profile& profile = cache.engine().profile();
@@ -103,7 +104,7 @@ Status RecomputeRoute::try_out(Cache& cache, DeviceSession* session, size_t laye
     DeviceProjection with_weights = *projection;
     WeightsInUse weights(nullptr);
     TANDEM_TRY(weights_->use(layer_idx, &weights, &with_weights));
-    TANDEM_TRY(call_device(device_, &DeviceTable::wait, static_cast<void*>(nullptr)));  // they are there, for all streams
+    TANDEM_TRY(call_device(device_, &DeviceTable::wait, static_cast<void*>(nullptr)));  // weights are there, for all streams
     TANDEM_TRY(buffers->measure(layer, layouts_[layer_idx], with_weights, &ns));
     TANDEM_TRY(weights.done());
     profile.note_rebuild_trial(layer, ns);
@@ -122,7 +123,7 @@ RebuildTerms RecomputeRoute::terms(size_t layer_idx) const {
           RebuildBuffers::kBuffers * layout.n_rows()};
 }
 
-// By the bus having less to carry. What has no weights yet is not rebuilt by a planner.
+// Judges by the bytes on the bus. Planners do not rebuild layers whose weights are not known yet.
 bool RecomputeRoute::may_gain(size_t layer_idx) const {
   return is_rebuild_less(layers_[layer_idx]) && weights_->check(layer_idx).ok();
 }
@@ -149,10 +150,10 @@ bool RecomputeRoute::give_up(Cache& cache, const Status& why) {
   return true;
 }
 
-// Descriptors and page tables of all parts, and positions of pages. Memory is for what the last chunk of a call may find
-// outside its windows.
+// Reserves descriptors and page tables of all parts, and positions of pages. The room is for the keys that a call's last
+// chunk may find outside its windows.
 void RecomputeRoute::reserve(const SizeTerms& terms, const CallShape& shape, const RoutesTaken&, Reservation* needs) const {
-  if (layouts_.empty()) return;  // given up
+  if (layouts_.empty()) return;  // the route has been given up
   RebuiltCount count;
   for (const SequenceShape& sequence : shape.sequences) {
     const TokenRange tokens = terms.streamed(shape, sequence);
@@ -172,7 +173,7 @@ RecomputeRoute::Notes& RecomputeRoute::notes_of(const RouteCall& call) const {
   return static_cast<Notes&>(*call.task.notes[idx()]);
 }
 
-// Calls whose rows follow each other share pieces. A sequence whose positions have a gap goes on in the next piece.
+// Calls with adjacent rows share pieces. After a gap in its positions, a sequence continues in the next piece.
 void RecomputeRoute::cut(const RouteCall& call, const KeyPart& part, RebuiltPieces* pieces) const {
   const SequenceCall& of = call.calls[part.call];
   bool continues = false;
@@ -187,7 +188,7 @@ void RecomputeRoute::cut(const RouteCall& call, const KeyPart& part, RebuiltPiec
   }
 }
 
-// In each piece the parts' pages lie as those of the store do: what is there at one distance from each other is one copy.
+// Orders the parts' pages in each piece like those of the store. Pages at a constant distance then become one copy.
 void RecomputeRoute::order_pages(const RouteCall& call, RebuiltPieces* pieces) {
   std::vector<RebuiltPart*> parts;
   const auto stored = [&](const RebuiltPart* part) {
@@ -229,7 +230,7 @@ void RecomputeRoute::choose(const RouteCall& call, std::span<const KeyPart> part
   for (uint8_t* flag : {task.sent[idx()], task.merged}) std::atomic_ref(*flag).store(0, std::memory_order_relaxed);
 }
 
-// Positions of pages are not copied with the descriptors: they go with the pieces.
+// Positions of pages are copied with the pieces, not with the descriptors.
 int64_t RecomputeRoute::describe(const RouteCall& call, std::byte* upload, const std::byte* descriptors) {
   Notes& notes = notes_of(call);
   const RebuildLayout& layout = layout_of(call);
@@ -262,7 +263,7 @@ int64_t RecomputeRoute::describe(const RouteCall& call, std::byte* upload, const
   return static_cast<int64_t>(notes.pieces.parts.size() * sizeof(DeviceSequence)) + n_pages * 8;
 }
 
-// The store may grow meanwhile: it is asked for nothing but what the task has of it.
+// The store may grow meanwhile, so only the task's own view of the store is used.
 Status RecomputeRoute::send(const RouteCall& call, const RebuiltPiece& piece) {
   const TraceRange range("load x", static_cast<int32_t>(call.layer_idx), "recompute");
   const Notes& notes = notes_of(call);
@@ -297,7 +298,7 @@ Status RecomputeRoute::begin(const RouteCall& call) {
   return {};
 }
 
-// Weights that the model has not got are used from here to close(), by both lanes.
+// Both lanes use weights that the model does not have from here to close().
 Status RecomputeRoute::open(const RouteCall& call) {
   Notes& notes = notes_of(call);
   notes.projection = *projections_[call.layer_idx];
@@ -314,7 +315,7 @@ Status RecomputeRoute::close(const RouteCall& call) {
   return {};
 }
 
-// The next piece, on the stream of its lane; the caller's waits for it.
+// Rebuilds the next piece on the stream of its lane. The caller's stream waits for it.
 Status RecomputeRoute::rebuild(const RouteCall& call, const RebuiltPiece& piece) {
   const RebuildLayout& layout = layout_of(call);
   const TraceRange range("rebuild", static_cast<int32_t>(call.layer_idx), "recompute");

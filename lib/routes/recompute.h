@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The route "recompute" (KVPR): hidden states cross the bus, and the device makes K and V of them.
-// lib/pieces/rebuilt_pieces.h has the pieces and the buffers.
+// The route "recompute" (KVPR): hidden states cross the bus, and the device makes K and V from them.
+// lib/pieces/rebuilt_pieces.h describes the pieces and the buffers.
 #pragma once
 
 #include <memory>
@@ -46,11 +46,11 @@ class RecomputeRoute final : public KeyRoute {
   const Device& device_;
   const std::vector<Layer>& layers_;
   const bool is_asked_;         // the session asked for this route
-  const double rebuilt_share_;  // of the keys that move, then
+  const double rebuilt_share_;  // share of the moving keys, if is_asked_
   const ProjectionWeights* const weights_;
-  std::vector<RebuildLayout> layouts_;                // [n_layers]; empty: given up
+  std::vector<RebuildLayout> layouts_;                // [n_layers]; empty: the route has been given up
   std::vector<const DeviceProjection*> projections_;  // [n_layers] in device memory; null until a call needs them
-  std::unique_ptr<RebuildBuffers> buffers_;           // likewise
+  std::unique_ptr<RebuildBuffers> buffers_;           // null until a call needs them
 };
 
 }  // namespace tandem

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// All routes, in the order of the planner's columns (lib/rates/planner.h). A route that the planner has no column for is
-// taken where a session asks for it.
+// All routes, in the order of the planner's columns (lib/rates/planner.h). A route without a column is used only if a
+// session asks for it.
 #include "lib/pieces/route_line.h"
 #include "lib/routes/recompute.h"
 #include "lib/routes/stream.h"

@@ -15,10 +15,10 @@ namespace tandem {
 struct StreamRoute::Notes final : RouteNotes {
   StreamLayout layout;
   std::vector<StreamPiece> pieces;
-  std::vector<TokenRange> ranges;  // of pieces of which some tokens are sent
+  std::vector<TokenRange> ranges;  // of pieces that are sent in part
   size_t n_sent = 0;
-  const DeviceSequence* described = nullptr;  // in device memory: of each piece
-  const int64_t* page_table = nullptr;        // of all of them
+  const DeviceSequence* described = nullptr;  // device address of each piece's descriptor
+  const int64_t* page_table = nullptr;        // shared by all pieces
 };
 
 Status StreamRoute::make(const RouteSetup& setup, size_t idx, std::unique_ptr<KeyRoute>* route) {
@@ -35,7 +35,7 @@ Status StreamRoute::hold(const RouteHold& call) {
                                &buffers_);
 }
 
-// Other routes send some of their keys by this one.
+// Returns false, as other routes send some of their keys by this one and cannot go on.
 bool StreamRoute::give_up(Cache& cache, const Status& why) {
   cache.engine().log(TANDEM_LOG_WARNING,
                      "the CPU attends all keys outside the window, as there is no memory to stream them: %s",
@@ -65,7 +65,7 @@ StreamRoute::Notes& StreamRoute::notes_of(const RouteCall& call) const {
   return static_cast<Notes&>(*call.task.notes[idx()]);
 }
 
-// Of each piece, the tokens that are sent; a piece without any is dropped.
+// Finds the tokens to send of each piece. Drops pieces without any.
 void StreamRoute::keep_ranges(const KeyPart& part, size_t first_piece, Notes* notes) {
   size_t n_kept = first_piece;
   for (size_t i = first_piece; i < notes->pieces.size(); ++i) {
@@ -98,7 +98,7 @@ void StreamRoute::choose(const RouteCall& call, std::span<const KeyPart> parts, 
   std::atomic_ref(*call.task.sent[idx()]).store(0, std::memory_order_relaxed);
 }
 
-// A descriptor for each piece, and the page table that serves all of them.
+// Writes a descriptor for each piece, and the page table that all pieces share.
 int64_t StreamRoute::describe(const RouteCall& call, std::byte* upload, const std::byte* descriptors) {
   Notes& notes = notes_of(call);
   auto* to = reinterpret_cast<DeviceSequence*>(upload);
@@ -121,7 +121,7 @@ int64_t StreamRoute::describe(const RouteCall& call, std::byte* upload, const st
   return reinterpret_cast<std::byte*>(table + notes.layout.n_pages) - upload;
 }
 
-// The store may grow meanwhile: it is asked for nothing but what the task has of it.
+// The store may grow meanwhile, so only the task's own view of the store is used.
 void StreamRoute::list_copies(const RouteCall& call, const StreamPiece& piece, TokenRange tokens, std::byte* buffer,
                               CopyList* copies) const {
   const StreamLayout& layout = notes_of(call).layout;

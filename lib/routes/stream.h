@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: MIT
-// The route "stream" (HeadInfer): keys outside the window cross the bus in pieces and are attended on the device.
+// The route "stream" (HeadInfer): keys outside the window cross the bus in pieces, and the device attends them.
 //
-//   send       a piece: copies on a stream of the session's own, into the buffer that is free next
-//   attend     the piece as if it were a window; its states are added to those of the window, which come first, in the order
-//              of the pieces: the sum does not depend on what is there first
+//   send       copies a piece on a stream of the session's own, into the next free buffer
+//   attend     attends the piece like a window. Its states are added to those of the window, which come first, in the order
+//              of the pieces, so the sum does not depend on which data arrives first
 //
-// The host part lies before the queries, but for queries whose tokens were there already: causal order is the kernels' to
-// keep, as for the window (DeviceSequence::n_after). Sinks are merged once, last, as ever.
+// Streamed keys lie before the queries, except for queries whose tokens were there already. The kernels keep causal order,
+// as for the window (DeviceSequence::n_after). Sinks are merged once, at the end.
 //
-// While anything is on its way the task is not finished, so nobody changes the pages (lib/device/hand_over.h).
+// The task is not finished while copies are in flight, so the pages do not change (lib/device/hand_over.h).
 #pragma once
 
 #include <memory>

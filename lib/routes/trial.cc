@@ -17,7 +17,7 @@ using Clock = std::chrono::steady_clock;
 
 double ns_since(Clock::time_point begin) { return std::chrono::duration<double, std::nano>(Clock::now() - begin).count(); }
 
-// Copies of one size from memory that is pinned, on a stream of their own.
+// Copies of one size from pinned memory, on a stream of their own.
 class BusTrial {
  public:
   BusTrial(const Device& device, int64_t most_bytes) : device_(device), bytes_(std::min(most_bytes, kMostBytes)) {}
@@ -38,7 +38,7 @@ class BusTrial {
     TANDEM_TRY(call_device(device_, &DeviceTable::create_stream, &stream_));
     has_stream_ = true;
     double ns = 0.0;
-    return time(1, &ns);  // what is done once
+    return time(1, &ns);  // one-time work
   }
   int64_t bytes() const { return bytes_; }
   Status begin(int64_t n_copies) {
@@ -65,7 +65,8 @@ class BusTrial {
   bool has_stream_ = false;
 };
 
-// Queries over keys, all of them zero, which cost what others do; each head's keys where the store would have them.
+// Queries over keys that are all zero, which cost as much as other keys. Each head's keys lie on the node where the store
+// would put them.
 class HostTrial {
  public:
   HostTrial(const Backend& cpu, const Layer& layer, int64_t n_queries, int64_t n_keys)
@@ -108,7 +109,7 @@ class HostTrial {
     }
     cpu_.table->run(cpu_.self, std::ssize(keys_) * kClearedAtOnce, clear, this);
     double ns = 0.0;
-    return time(std::min<int64_t>(n_keys_, 256), &ns);  // what is done once
+    return time(std::min<int64_t>(n_keys_, 256), &ns);  // one-time work
   }
   Status time(int64_t n_keys, double* ns) {
     for (size_t i = 0; i < jobs_.size(); ++i) runs_[i].n_tokens = jobs_[i].n_keys = n_keys;
@@ -119,7 +120,7 @@ class HostTrial {
   }
 
  private:
-  // By all workers: the system clears memory as well when it is first written to, and a first token waits for that.
+  // All workers clear the memory: the system also clears it at the first write, and the first token waits for the trial.
   static constexpr int64_t kClearedAtOnce = 8;  // parts of a head's keys
   static void clear(void* self, int64_t task_idx, int32_t) {
     const Buffer& keys = static_cast<HostTrial*>(self)->keys_[static_cast<size_t>(task_idx / kClearedAtOnce)];
@@ -137,14 +138,14 @@ class HostTrial {
   std::vector<AttendJob> jobs_;
 };
 
-// As many keys as take the CPU about a millisecond.
+// Returns the number of keys that take the CPU about a millisecond.
 int64_t trial_keys(const Layer& layer, int64_t n_queries) {
   constexpr int64_t kLeastKeys = 256, kMostKeys = 16384, kWork = int64_t{1} << 20, kMostBytes = int64_t{64} << 20;
   const int64_t in_memory = kMostBytes / token_kv_bytes(layer);
   return std::max(kLeastKeys, std::min({std::max<int64_t>(2048, kWork / n_queries), kMostKeys, in_memory}));
 }
 
-// The shorter of two: a thread that waits for a core makes a trial long, and nothing makes one short.
+// Takes the shorter of two runs: waiting for a core lengthens a run, and nothing shortens one.
 template <typename Trial>
 Status time_twice(Trial& trial, int64_t n, double* ns) {
   double again = 0.0;
@@ -154,7 +155,7 @@ Status time_twice(Trial& trial, int64_t n, double* ns) {
   return {};
 }
 
-// More copies than the CPU takes: what is left when it has ended is as fast as alone.
+// Sends more copies than the CPU's run takes. Copies after the run's end are as fast as alone.
 Status try_both(BusTrial& bus, double copy_ns, HostTrial& host, double host_alone_ns, Slowed* slowed) {
   constexpr int64_t kMostCopies = 32;
   const auto n_copies =

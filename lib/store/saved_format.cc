@@ -52,7 +52,7 @@ Status differs(size_t layer_idx, const char* member, const std::string& file, co
   const std::string field = element_name("layers", static_cast<int64_t>(layer_idx)) + "." + member;
   return fail_with(TANDEM_ERROR_INVALID_ARGUMENT, 0, field.c_str(),
                    field + " is " + file + " in the file, " + cache +
-                       " in the cache: the sequence is of another model, or was stored otherwise");
+                       " in the cache: the sequence is of another model, or of a cache with other types");
 }
 
 std::string text_of(const char* member, int64_t value) {

@@ -118,7 +118,7 @@ Status SavedReader::begin(SavedSection* wanted) {
   checksum_.start();
   SavedSection found;
   TANDEM_TRY(take(&found, sizeof found));
-  if (found.kind != wanted->kind || found.layer_idx != wanted->layer_idx) return corrupt("in its place is " + found.name());
+  if (found.kind != wanted->kind || found.layer_idx != wanted->layer_idx) return corrupt("the file has " + found.name() + " here");
   const int64_t most = total_ - n_taken_ - static_cast<int64_t>(sizeof(uint64_t));
   if (wanted->bytes >= 0 ? found.bytes != wanted->bytes : found.bytes < 0 || found.bytes > most)
     return corrupt("its size is " + std::to_string(found.bytes) + " bytes, not " +

@@ -3,18 +3,18 @@
 bash-completion except its folder, from which bash loads the files."""
 
 LOGIC = r"""
-# Fills COMPREPLY with those of the words that begin like the word under the cursor.
+# Fills COMPREPLY with the words that begin like the word under the cursor.
 _tandem_offer() { # word words
   mapfile -t COMPREPLY < <(compgen -W "$2" -- "$1")
 }
 
-# Names of files or folders; what is in a folder is completed further.
+# Offers names of files or folders. After a folder's name, completion goes on inside the folder.
 _tandem_offer_paths() { # word -f|-d
   compopt -o filenames 2>/dev/null
   mapfile -t COMPREPLY < <(compgen "$2" -- "$1")
 }
 
-# Values of a flag. Those of a list are completed behind its last comma.
+# Offers the values of a flag. In a list the part after the last comma is completed.
 _tandem_offer_values() { # word
   case $kind in
     file) _tandem_offer_paths "$1" -f ;;
@@ -32,7 +32,7 @@ _tandem() {
   local program=${COMP_WORDS[0]##*/} word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD - 1]}
   local at=1 scope repeated='' flags='' first='' takes_file='' kind='' values='' given
   COMPREPLY=()
-  # "--flag=value" comes as three words.
+  # Bash splits "--flag=value" into three words.
   if [ "$word" = = ]; then
     word=''
   elif [ "$before" = = ] && [ "$COMP_CWORD" -gt 2 ]; then
@@ -48,7 +48,7 @@ _tandem() {
     scope=${program#tandem-}
   fi
   _tandem_scope "$scope" || return
-  # A word of its own behind the command, as of patterns, may have flags of its own.
+  # A word after the command may be a command itself, with flags of its own, as in `tandem patterns show`.
   if [ -n "$first" ] && [ "$COMP_CWORD" -gt "$at" ] && _tandem_scope "$scope ${COMP_WORDS[at]}"; then
     scope+=" ${COMP_WORDS[at]}"
   fi

@@ -69,6 +69,9 @@ def ask(engine):
     return found
 
 
+OLDER = "attention (no copy engine for tiles), searches of `hip` over appends, choices of `patterns`"
+
+
 def cell(cpu, gpu, key):
     return {(True, True): "both", (True, False): "CPU", (False, True): "GPU", (False, False): "-"}[cpu[key] == "yes", gpu[key] == "yes"]
 
@@ -83,8 +86,8 @@ def page(cpu, record):
     lines = [
         "# What is supported", "",
         "`tools/support/make.py` makes this page of the library's own answers (`tandem_supports()`), and a test compares them. *Both*: on host",
-        "tensors and on device tensors. *CPU*: on host tensors alone, by an engine without a backend. What a call refuses besides, and why, is in",
-        "[what is not there yet](not-there-yet.md); `tandem_supports()` and `tandem info` answer on your machine.", "",
+        "tensors and on device tensors. *CPU*: on host tensors alone, by an engine without a backend. Other cases that a call refuses, and",
+        "why, are in [what is not there yet](not-there-yet.md). `tandem_supports()` and `tandem info` answer on your machine.", "",
         "## Processors", "",
         *table(["processor", "built", "run"], [
             ["x86-64: SSSE3, SSE4, AVX2, AVX-512, AMX", "yes, chosen at run time", "yes"],
@@ -93,12 +96,22 @@ def page(cpu, record):
             ["8.0, 8.6, 8.9, 12.0 (A100; RTX 3090, A6000; RTX 4090, L40S; RTX 5090)", "yes, with kernels for 99 KB of shared memory",
              "no such card was at hand: these kernels were run on a card of 9.0 that was held to 99 KB"],
             ["any other GPU", "no", "no"]]),
+        "Where a table says GPU or both, it holds for every card of these two rows: the same types, dims, policies and routes. The build has to",
+        "name the card ([device backends](building-and-linking.md#device-backends)):", "",
+        *table(["card", "compute capability", "`TANDEM_CUDA_ARCHITECTURES`", "slower there than on 9.0"], [
+            ["H100, H200", "9.0", "`90a-real` (what `./dev` builds)", ""],
+            ["A100", "8.0", "`80-real`", OLDER],
+            ["RTX 3090, A6000", "8.6", "`86-real`", OLDER],
+            ["RTX 4090, L40S", "8.9", "`89-real`", OLDER],
+            ["RTX 5090", "12.0", "`120-real` (CUDA 12.8), or `90-virtual`, which the driver compiles", OLDER]]),
         "## Types of K and V", "", "128 dims; rows: K, columns: V.", "",
         *table(["", *TYPES], [[k, *(cell(cpu, gpu, f"K {k}, V {v}") for v in TYPES)] for k in TYPES]),
         "## Head dims", "", "K and V alike.", "",
         *table(["", *map(str, DIMS)], [[k, *(cell(cpu, gpu, f"{k}, {dim} dims") for dim in DIMS)] for k in TYPES]),
         "## Layers and policies", "", "K and V in bf16, 8 query heads, a model of one layer. In a model whose other layers follow `patterns` a layer with a sliding",
-        "window attends all of it. `hip` takes MLA with stages of its own, without bounds of keys; its presets have some.", "",
+        "window attends all of it. `hip` takes MLA with stages of its own, without bounds of keys; its presets have some. On device tensors",
+        "RoPE by the library takes 64, 96, 128 and 256 dims, and V in f32, f16, bf16 or q8_0. A layer may have several of these",
+        "features: `tandem_supports()` answers for the combination.", "",
         *table(["", "a layer", *POLICIES], [[name, cell(cpu, gpu, name), *(cell(cpu, gpu, f"{name}, {policy}") for policy in POLICIES)]
                                              for name in FEATURES]),
         "## Policies and routes", "", "Routes are for device tensors. `recompute` wants a projection in every layer and hidden states in the cache, which the",

@@ -41,7 +41,7 @@ int32_t dtype_of(ggml_type type) {
 
 bool is_plain(ggml_type type) { return type == GGML_TYPE_F32 || type == GGML_TYPE_F16 || type == GGML_TYPE_BF16; }
 
-// Rows are contiguous, and strides are whole elements or blocks: what a tandem_tensor can say.
+// Returns whether a tandem_tensor can describe the tensor: rows are contiguous, and strides are whole elements or blocks.
 bool has_rows(const ggml_tensor& tensor) {
   const size_t block_bytes = ggml_type_size(tensor.type);
   if (tensor.nb[0] != block_bytes || tensor.ne[0] % ggml_blck_size(tensor.type) != 0) return false;
@@ -50,7 +50,8 @@ bool has_rows(const ggml_tensor& tensor) {
   return true;
 }
 
-// The model of one layer is what knows head dims. Asked once per shape, as a scheduler asks about every node of every graph.
+// Returns whether there are kernels for these head dims, by making a model of one layer. Cached per shape, because a
+// scheduler asks about every node of every graph.
 bool has_kernels(int64_t n_q_heads, int64_t n_kv_heads, int64_t k_head_dim, int64_t v_head_dim) {
   static std::mutex mutex;
   static std::map<std::array<int64_t, 4>, bool> known;
@@ -74,7 +75,7 @@ bool is_mask(const ggml_tensor& mask, const ggml_tensor& q, const ggml_tensor& k
          (mask.ne[2] == 1 || mask.ne[2] == q.ne[2]) && (mask.ne[3] == 1 || mask.ne[3] == q.ne[3]);
 }
 
-// One slope per query head, as ggml counts them.
+// Returns one slope per query head, by ggml's formula.
 std::vector<float> alibi_slopes(float max_bias, int64_t n_q_heads) {
   std::vector<float> slopes;
   if (max_bias <= 0.0f) return slopes;
@@ -87,7 +88,7 @@ std::vector<float> alibi_slopes(float max_bias, int64_t n_q_heads) {
   return slopes;
 }
 
-// [tensor.ne[3], tensor.ne[token_dim], tensor.ne[head_dim], tensor.ne[0]]
+// Describes a tensor as [tensor.ne[3], tensor.ne[token_dim], tensor.ne[head_dim], tensor.ne[0]].
 tandem_tensor view_of(const ggml_tensor& tensor, int token_dim, int head_dim) {
   tandem_tensor view = {};
   view.struct_size = sizeof view;
@@ -103,7 +104,7 @@ tandem_tensor view_of(const ggml_tensor& tensor, int token_dim, int head_dim) {
     view.stride[i] = dim == 0 ? 1 : static_cast<int64_t>(tensor.nb[dim]) / block_bytes * ggml_blck_size(tensor.type);
     if (view.shape[i] > 1) extent = std::max(extent, view.shape[i] * view.stride[i]);
   }
-  for (int i = 0; i < 3; ++i)  // ggml leaves any number in the stride of a dimension of length 1
+  for (int i = 0; i < 3; ++i)  // ggml may leave any stride in a dimension of length 1
     if (view.shape[i] == 1) view.stride[i] = extent;
   return view;
 }
@@ -135,7 +136,7 @@ AttendNode::AttendNode(const ggml_tensor& node) {
   o_ = view_of(node, 2, 1);
   if (mask != nullptr) {
     mask_ = view_of(*mask, 2, 1);  // [streams, heads, tokens, keys]
-    mask_.shape[2] = q.ne[1];      // rows and columns beyond the tokens and keys are padding
+    mask_.shape[2] = q.ne[1];      // further rows and columns are padding
     mask_.shape[3] = k.ne[1];
     args_.mask = &mask_;
   }

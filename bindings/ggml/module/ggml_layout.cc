@@ -7,7 +7,7 @@ namespace tandem_ggml_module {
 namespace {
 
 constexpr char kBuiltFor[] = TANDEM_GGML_VERSION;
-// What ggml_tensor_overhead() counts beside the tensor: ggml's record of an object in a context.
+// ggml_tensor_overhead() counts this beside the tensor: ggml's record of an object in a context.
 constexpr size_t kObjectBytes = 32;
 
 bool is_named(const char* name, const char* expected) { return name != nullptr && std::strcmp(name, expected) == 0; }

@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: MIT
-// libggml-tandem.so: a backend module of ggml with one device of type ACCEL, which computes FLASH_ATTN_EXT by Tandem.
+// libggml-tandem.so: a backend module of ggml with one device of type ACCEL, which computes FLASH_ATTN_EXT with Tandem.
 //
-// llama.cpp puts such devices before its CPU backend. The scheduler gives them each node that they support and whose tensors
-// are in host memory, without copies. Every other node stays where it is. docs/llama.cpp.md says how to load the module.
+// llama.cpp puts such devices before its CPU backend. The scheduler gives the device each node that it supports and whose
+// tensors are in host memory, without copies. All other nodes stay where they are. docs/llama.cpp.md says how to load the
+// module.
 //
-// Two nodes are left to ggml although Tandem could compute them:
+// Tandem leaves two kinds of nodes to ggml although it could compute them:
 //
-//   Few keys. A node of another backend ends one parallel region of ggml's and starts another. Below kFewestPairs pairs of
-//   tokens and keys that costs more than attention by ggml.
+//   Few keys. A node of another backend ends one of ggml's parallel regions and starts another. Below kFewestPairs pairs of
+//   tokens and keys, that costs more than attention by ggml.
 //
-//   The first graph of a context. With `-fa auto` llama.cpp builds one to see whether flash attention runs on the layers'
-//   device, which is the CPU, and turns flash attention off where it does not. The graphs that follow have other numbers of
+//   The first graph of a context. With `-fa auto`, llama.cpp builds a graph to see whether flash attention runs on the
+//   layers' device, here the CPU. If it does not, llama.cpp turns flash attention off. Later graphs have other numbers of
 //   tokens. So after a context has opened the device, nodes over an allocated cache are refused until a second number of
 //   tokens appears.
 #include <ggml-backend-impl.h>
@@ -31,11 +32,11 @@ namespace {
 
 constexpr int64_t kFewestPairs = 512;
 
-// ---- backend: what a context of llama.cpp computes with
+// ---- backend: computes for a context of llama.cpp
 
 struct Backend {
   LentEngines engines;
-  int n_threads = 4;  // until the program says; ggml's default
+  int n_threads = 4;  // ggml's default, until the program sets another number
 };
 
 Backend& backend_of(ggml_backend_t backend) { return *static_cast<Backend*>(backend->context); }
@@ -79,9 +80,9 @@ ggml_guid_t guid() {
   return &id;
 }
 
-// ---- device: what the scheduler asks
+// ---- device: answers the scheduler's questions
 
-// Tokens of the first graph of the context opened last. kNotYet: there has been none; kOver: a second number has been seen.
+// Tokens of the first graph of the last opened context. kNotYet: no graph so far; kOver: a second number has appeared.
 constexpr int64_t kNotYet = 0, kOver = -1;
 std::atomic<int64_t> first_tokens{kOver};
 
@@ -120,7 +121,7 @@ ggml_backend_t open_backend(ggml_backend_dev_t device, const char*) {
 ggml_backend_buffer_type_t buffer_type(ggml_backend_dev_t) { return ggml_backend_cpu_buffer_type(); }
 bool takes_buffers(ggml_backend_dev_t, ggml_backend_buffer_type_t type) { return ggml_backend_buft_is_host(type); }
 
-// $TANDEM_GGML_FEWEST_PAIRS instead of kFewestPairs, for tests and experiments.
+// Returns $TANDEM_GGML_FEWEST_PAIRS, for tests and experiments, else kFewestPairs.
 int64_t fewest_pairs() {
   static const int64_t fewest = [] {
     const char* given = std::getenv("TANDEM_GGML_FEWEST_PAIRS");
@@ -184,7 +185,7 @@ void* proc_address(ggml_backend_reg_t, const char* name) {
 }  // namespace
 }  // namespace tandem_ggml_module
 
-// What ggml calls when it has loaded the module. NULL: ggml goes on without it.
+// ggml calls this after it has loaded the module. If it returns NULL, ggml continues without the module.
 extern "C" __attribute__((visibility("default"))) ggml_backend_reg_t ggml_backend_init(void) {
   using namespace tandem_ggml_module;
   static ggml_backend_reg reg = {GGML_BACKEND_API_VERSION, {reg_name, device_count, device_of, proc_address}, nullptr};

@@ -22,7 +22,7 @@ void log_line(int32_t level, const char* message, void*) {
 }
 
 #ifdef _OPENMP
-// user: the engine's number of threads. A region of another size would make the runtime end or start threads.
+// user: the engine's number of threads. With another size of region, the OpenMP runtime would end or start threads.
 void run_in_region(int64_t n_tasks, tandem_task_fn task, void* context, void* user) {
   const int n_threads = static_cast<int>(reinterpret_cast<intptr_t>(user));
   if (n_tasks <= 1 || n_threads == 1) {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 // Engines that compute on ggml's threads.
 //
-// ggml's CPU backend computes each piece of a graph in a parallel region of OpenMP. Pieces of the same graph that Tandem
-// computes run in regions of the same runtime and the same size, so that both find the same threads awake. Where ggml was
-// built without OpenMP its threads cannot be lent, and the engine has a pool of its own.
+// ggml's CPU backend computes each part of a graph in a parallel region of OpenMP. Tandem's parts of the same graph run in
+// regions of the same runtime and the same size, so both find the same threads awake. A ggml without OpenMP cannot lend its
+// threads. Then the engine has its own pool.
 #pragma once
 
 #include <map>
@@ -19,15 +19,15 @@ class LentEngines {
   LentEngines(const LentEngines&) = delete;
   LentEngines& operator=(const LentEngines&) = delete;
 
-  // The engine of so many threads, made by the first call. llama.cpp changes between two numbers, for prompts and for
-  // tokens.
+  // Returns the engine with n_threads threads, which the first call makes. llama.cpp alternates between two numbers, for
+  // prompts and for single tokens.
   int32_t find(tandem_engine** engine, int n_threads, tandem_error** error);
 
  private:
   std::map<int, tandem_engine*> engines_;
 };
 
-// Whether engines compute on ggml's threads.
+// Returns whether engines compute on ggml's threads.
 bool ggml_lends_threads();
 
 }  // namespace tandem_ggml_module

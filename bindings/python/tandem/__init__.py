@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: MIT
 """Attention over key/value caches larger than the GPU: the Python binding of libtandem.
 
-An :class:`Engine` owns the processors, a :class:`Model` the geometry, a :class:`Cache` the keys and values of many
-:class:`Sequence`, a :class:`Session` how they are attended; :meth:`Session.attend` is the one call that matters. Objects are
-context managers and have ``close()``; they may be closed or collected in any order. Names, defaults and units are those of
-``tandem.h``: lengths are tokens, sizes bytes (``_bytes``), times nanoseconds (``_ns``). While a call runs other Python threads do.
+An :class:`Engine` owns the processors. A :class:`Model` holds the geometry of the layers. A :class:`Cache` holds the keys and
+values of many :class:`Sequence` objects. A :class:`Session` says how they are attended; :meth:`Session.attend` is the call that
+does the work. Objects are context managers and have ``close()``. They may be closed or collected in any order. Names, defaults
+and units are those of ``tandem.h``: lengths are tokens, sizes bytes (``_bytes``), times nanoseconds (``_ns``). Other Python
+threads run during a call.
 """
 from ._abi import LOG_ERROR, LOG_INFO, LOG_WARNING
 from ._attend_tensors import attend_tensors
@@ -24,7 +25,7 @@ from ._state import MemoryPlan, Support, merge, plan_memory, supports
 from ._tensor import Tensor
 from ._weights import Block, Weights, WeightsStats
 
-# Without TimeoutError and SystemError: `from tandem import *` leaves Python's own alone.
+# TimeoutError and SystemError are left out, so that `from tandem import *` does not hide Python's own.
 __all__ = [
     "BackendError", "Block", "BusyError", "Cache", "CacheOptions", "CacheStats", "CancelFlag", "CancelledError",
     "CapacityError", "CorruptError", "DeviceLostError", "Engine", "HeadPattern", "InternalError", "InvalidArgumentError",

@@ -17,7 +17,7 @@ from ._tensor import Tensor, TensorArgument, as_tensor
 
 
 def _numbers(name: str, values: Any, n: int) -> Any:
-    """A C array of n floats, one for each query head."""
+    """Returns a C array of n floats, one for each query head."""
     values = [real(f"{name}[{i}]", value) for i, value in enumerate(listed(name, values))]
     if len(values) != n:
         raise invalid(name, f"has {len(values)} numbers for {n} query heads")
@@ -43,12 +43,12 @@ def _n_sequences(q: Tensor, lens: Any) -> int:
 def _new(name: str, shape: tuple[int, ...], dtype: Any) -> Any:
     try:
         return np.empty(shape, dtype)
-    except (MemoryError, ValueError) as error:  # more bytes than there are, or than there can be
+    except (MemoryError, ValueError) as error:  # more bytes than the machine has, or than an array can have
         raise OutOfMemoryError(f"{name}: {error}", status=_abi.STATUS["OUT_OF_MEMORY"], field=name) from None
 
 
 def _outputs(q: Tensor, k: Tensor, v: Tensor | None, out: Any, lse: Any) -> tuple[Any, Any]:
-    """`out` and `lse` as given, or arrays that are made for them."""
+    """Returns `out` and `lse` as given, or new arrays for them."""
     if len(q.shape) not in (3, 4):
         raise invalid("q.n_dims", f"= {len(q.shape)}, must be 3 (packed) or 4 (padded)")
     if out is None:
@@ -83,11 +83,12 @@ def attend_tensors(engine: Engine, q: Any, k: Any, v: Any = None, *, causal: boo
                    sm_scale: float = 0.0, soft_cap: float = 0.0, sinks: Sequence[float] | None = None,
                    alibi_slopes: Sequence[float] | None = None, out: Any = None, lse: Any = False,
                    cancel: CancelFlag | None = None, progress: Callable[[int, int], object] | None = None) -> Any:
-    """Compute ``o = softmax(logits) V`` over `k` and `v` where they lie: no cache, no session, no copy.
+    """Compute ``o = softmax(logits) V`` over the caller's `k` and `v`, without a cache, a session or a copy.
 
     Arrays of four dimensions are padded, ``[n_sequences, n_tokens, n_heads, head_dim]``: sequence i has the first `q_lens[i]`
-    tokens and `kv_lens[i]` keys. Arrays of three are packed: the sequences' tokens stand one after another. Strides may order
-    tokens and heads either way: PyTorch's ``[batch, heads, tokens, dim]`` is given as ``q.transpose(1, 2)``. Host memory only.
+    tokens and the first `kv_lens[i]` keys. Arrays of three dimensions are packed: the sequences' tokens follow one another.
+    Strides may order tokens and heads either way: pass PyTorch's ``[batch, heads, tokens, dim]`` as ``q.transpose(1, 2)``. Host
+    memory only.
 
     Parameters
     ----------
@@ -95,37 +96,38 @@ def attend_tensors(engine: Engine, q: Any, k: Any, v: Any = None, *, causal: boo
     q : array_like
         [..., n_tokens, n_q_heads, k_head_dim]; f32, f16 or bf16.
     k, v : array_like
-        [..., n_keys, n_kv_heads, k_head_dim] and [..., v_head_dim]; also e4m3, and q8_0 or q4_0 as ggml's blocks, which
+        [..., n_keys, n_kv_heads, k_head_dim] and [..., v_head_dim]. Also e4m3, and q8_0 or q4_0 as ggml's blocks, which
         :class:`tandem.Tensor` declares. `v` None: V is the first dims of K, as many as `out` has.
     causal : bool
         The last query of a sequence sees all its keys, each query before it one key less.
     sliding_window_tokens : int
-        0: off; else, with `causal`, a query sees as many keys, its own the last.
+        0: off; else, with `causal`, the number of newest keys that a query sees, its own included.
     mask : array_like, optional
         Added to the logits, f32 or f16; -inf hides a key. [n_tokens, n_columns], or padded
         [1 or n_sequences, 1 or n_q_heads, n_tokens, n_keys]. Not with `causal`.
     q_lens, kv_lens : sequence of int, optional
-        Of each sequence. None: all, of packed arrays one sequence.
+        Tokens and keys of each sequence. None: all, and one sequence if arrays are packed.
     sm_scale : float
         0: 1 / sqrt(k_head_dim).
     soft_cap : float
         0: off.
     sinks, alibi_slopes : sequence of float, optional
-        One for each query head: learned sink logits; ALiBi slopes, with which a mask's values are multiplied.
+        One value for each query head: learned sink logits, and ALiBi slopes. With a mask, the mask's values are multiplied by
+        the slopes.
     out : array_like, optional
-        Written: [..., n_tokens, n_q_heads, v_head_dim]; f32, f16 or bf16. None: a NumPy array is made, of q's type where q is
-        one of floats, else f32. Rows behind `q_lens` stay as they are: undefined in an array that is made.
+        Written: [..., n_tokens, n_q_heads, v_head_dim]; f32, f16 or bf16. None: a NumPy array is made, of q's type if q is a
+        NumPy array of floats, else f32. Rows behind `q_lens` are not written; in a new array they are undefined.
     lse : bool or array_like
         Written: [..., n_tokens, n_q_heads] f32, natural log of the sum of exp of the logits. True: a NumPy array is made.
     cancel : CancelFlag, optional
-        Stops the call when any thread sets it; outputs may be written in part then.
+        Stops the call when any thread sets it. Part of the outputs may be written then.
     progress : callable, optional
         As in :meth:`Session.attend`.
 
     Returns
     -------
-    o, or (o, lse) where `lse` is asked for
-        What was given or made.
+    o, or (o, lse) if `lse` is asked for
+        The given or the new arrays.
 
     Raises
     ------

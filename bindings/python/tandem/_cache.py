@@ -20,7 +20,7 @@ from ._options import CacheOptions, cache_struct, integer, listed
 from ._tensor import TensorArgument, as_tensor
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack  # of typing from Python 3.11 on; not needed at run time
+    from typing_extensions import Unpack  # in typing from Python 3.11 on; only type checkers need it
 
     from ._saving import Target
     from ._session import Session
@@ -30,19 +30,19 @@ Stats = TypeVar("Stats")
 
 @dataclass(frozen=True)
 class CacheStats:
-    """What a cache holds; sizes in bytes.
+    """Memory and sequences of a cache; sizes in bytes.
 
     Attributes
     ----------
     n_sequences : int
     n_pages_used, n_pages_shared : int
-        Held by at least one sequence, and by more than one.
+        Pages held by at least one sequence, and by more than one.
     host_kv_bytes, host_session_bytes, selection_bytes : int
         Pages; MAW and selection tables; compacted copies of selected keys.
     host_peak_bytes, device_peak_bytes : int
-        Most ever in use at once: what the caps bound.
+        Largest use so far, which the caps bound.
     device_window_bytes, device_work_bytes, device_stream_bytes, device_weights_bytes : int
-        In device memory: windows, what calls need, buffers of sessions that stream or rebuild keys, projections.
+        In device memory: windows, work space of calls, buffers of sessions that stream or rebuild keys, projections.
     pinned_bytes : int
         Pages pinned for streams.
     """
@@ -63,14 +63,14 @@ class CacheStats:
 
 
 def read_stats(kind: type[Stats], struct: Any, function: Any, handle: int | None) -> Stats:
-    """Fills a C struct of numbers and copies it into the dataclass of the same members."""
+    """Fills a C struct of numbers and copies it into the dataclass with the same members."""
     struct.struct_size = ctypes.sizeof(struct)
     call(function, ctypes.byref(struct), handle)
     return kind(**{field.name: getattr(struct, field.name) for field in fields(kind)})  # type: ignore[arg-type]
 
 
 class Cache(Owner):
-    """Keys and values of many sequences, in pages. Any thread may use it; changes are serialised.
+    """Keys and values of many sequences, in pages. Any thread may use it; a writer lock serialises changes.
 
     Parameters
     ----------
@@ -86,7 +86,7 @@ class Cache(Owner):
     Raises
     ------
     UnsupportedError
-        A storage type, or a rotation of keys, that the layers cannot have.
+        The layers cannot have the storage type or the rotation of keys.
     CapacityError, OutOfMemoryError
     """
 
@@ -96,61 +96,62 @@ class Cache(Owner):
         struct = cache_struct(options, len(self.layers))
         pointer = create(lib.tandem_cache_create, *parents, ctypes.byref(struct))
         self._engine = engine._handle
-        self._own(Handle(pointer, lib.tandem_cache_release, self._engine, self.layers))  # projections in device memory
+        self._own(Handle(pointer, lib.tandem_cache_release, self._engine, self.layers))  # may hold projections in device memory
 
     def create_sequence(self) -> "Sequence":
-        """A new, empty sequence."""
+        """Make a new, empty sequence."""
         made = ctypes.c_int64()
         call(lib.tandem_sequence_create, ctypes.byref(made), self._handle.pointer)
         return Sequence(self, made.value)
 
     def load(self, source: "Target", *, session: "Session | None" = None, model_id: int = 0,
              blobs: MutableMapping[str, bytes] | None = None) -> "Sequence":
-        """A sequence of what :meth:`Sequence.save` has written.
+        """Make a sequence from what :meth:`Sequence.save` has written.
 
         Parameters
         ----------
         source : path, or binary file object
-            Of a file object no byte behind the sequence is read.
+            No byte behind the sequence is read from a file object.
         session : Session, optional
-            Of this cache; gets what the session that was saved had learned. None: that is read over.
+            A session of this cache, which gets what the saved session had learned. None: that is skipped.
         model_id : int
-            That of the save.
+            The number that was saved.
         blobs : dict, optional
-            Gets the blobs, by their names. None: they are read over.
+            Receives the blobs, by name. None: they are skipped.
 
         Raises
         ------
         CorruptError
             The file is cut off, changed, or no saved sequence.
         InvalidArgumentError
-            It is of another model, or stored in other types, or the session has another policy: which member differs.
+            The sequence is of another model, is stored in other types, or the session has another policy. `field` names the
+            member.
         UnsupportedError
-            A later version of the format.
+            The file has a later version of the format.
         CapacityError, OutOfMemoryError, OSError
-            Whatever is raised, nothing of the sequence is left.
+            On any exception, the cache is unchanged.
         """
         from ._saving import load
         return Sequence(self, load(self, source, session, model_id, blobs))
 
     def stats(self) -> CacheStats:
-        """What the cache holds now."""
+        """Return what the cache holds now."""
         return read_stats(CacheStats, _abi.CacheStatsStruct(), lib.tandem_cache_get_stats, self._handle.pointer)
 
     def trim(self) -> int:
-        """Give memory of the host store back that closed and truncated sequences have left.
+        """Free host-store memory that closed and truncated sequences have left.
 
         Returns
         -------
         int
-            How many bytes it was.
+            Number of bytes.
         """
         given = ctypes.c_int64()
         call(lib.tandem_cache_trim, ctypes.byref(given), self._handle.pointer)
         return given.value
 
     def layer(self, layer_idx: int) -> Layer:
-        """Geometry of a layer.
+        """Return the geometry of a layer.
 
         Parameters
         ----------
@@ -159,7 +160,7 @@ class Cache(Owner):
         Raises
         ------
         InvalidArgumentError
-            There is none.
+            The model has no such layer.
         """
         if not 0 <= integer("layer_idx", layer_idx, 32) < len(self.layers):
             raise invalid("layer_idx", f"= {layer_idx}, the model has {len(self.layers)} layers")
@@ -170,7 +171,7 @@ class Cache(Owner):
 
 
 def _drop(cache: Handle, sequence_id: int) -> None:
-    """Drops a collected sequence. Where its cache has been closed it goes with the last session."""
+    """Drops a collected sequence. If its cache has been closed, the sequence goes with the last session."""
     if cache.pointer is not None:
         error = ctypes.c_void_p()
         lib.tandem_sequence_drop(cache.pointer, sequence_id, ctypes.byref(error))
@@ -178,10 +179,10 @@ def _drop(cache: Handle, sequence_id: int) -> None:
 
 
 class Sequence(Owner):
-    """One sequence of a cache, from :meth:`Cache.create_sequence` or :meth:`fork`; dropped when closed or collected.
+    """One sequence of a cache, from :meth:`Cache.create_sequence` or :meth:`fork`. It is dropped when closed or collected.
 
-    Every method raises :class:`tandem.NotFoundError` when the sequence has been closed, :class:`tandem.BusyError` while a session
-    has it in flight, and :class:`tandem.InvalidStateError` where all layers must have the same length and do not.
+    Every method raises :class:`tandem.NotFoundError` if the sequence has been closed, :class:`tandem.BusyError` while a session
+    has it in flight, and :class:`tandem.InvalidStateError` if all layers must have the same length and do not.
 
     Attributes
     ----------
@@ -194,7 +195,7 @@ class Sequence(Owner):
         self.cache = cache
         self.id = sequence_id
         self._id_array = (ctypes.c_int64 * 1)(sequence_id)
-        # The handle is the id; 0 is an id too, so it is wrapped by one more.
+        # The handle is the id plus one, because 0 is a valid id but not a valid handle.
         parent = cache._handle
         self._own(Handle(sequence_id + 1, lambda _: _drop(parent, sequence_id), parent))
 
@@ -202,28 +203,28 @@ class Sequence(Owner):
         call(function, self.cache._handle.pointer, self.id, *arguments)
 
     def fork(self) -> "Sequence":
-        """A sequence of the same tokens; pages are shared, and copied when one side writes."""
+        """Make a sequence with the same tokens. Both share pages; a page is copied when one of them writes."""
         made = ctypes.c_int64()
         call(lib.tandem_sequence_fork, ctypes.byref(made), self.cache._handle.pointer, self.id)
         return Sequence(self.cache, made.value)
 
     def save(self, target: "Target", *, session: "Session | None" = None, model_id: int = 0,
              blobs: Mapping[str, Any] | None = None) -> None:
-        """Write the sequence, all layers of which have the same length, for :meth:`Cache.load`.
+        """Write the sequence for :meth:`Cache.load`. All its layers must have the same length.
 
-        A path is the old file, or none, until the new one is whole and on the disk: it is written under another name beside it
-        (``.part``), which stays behind where the process is killed. Other sequences can be used meanwhile, by other threads and
-        with the same session.
+        A path gets a temporary file (``.part``) beside it, which is flushed to disk and then renamed. So the path holds the old
+        file, or none, until the new one is complete. If the process is killed, the ``.part`` file stays. Other threads can use
+        other sequences meanwhile, with the same session too.
 
         Parameters
         ----------
         target : path, or binary file object
         session : Session, optional
-            Of this cache: what it has learned of the sequence is saved too.
+            A session of this cache; what it has learned of the sequence is saved too.
         model_id : int
-            A number for the model's weights, which load() compares.
+            A number for the model's weights; load() compares it.
         blobs : dict, optional
-            More bytes, by their names.
+            More bytes, by name.
 
         Raises
         ------
@@ -233,9 +234,9 @@ class Sequence(Owner):
         save(self, target, session, model_id, blobs)
 
     def close(self) -> None:
-        """Drop the sequence: pages that nobody else holds serve other sequences, and Cache.trim() gives their memory back.
+        """Drop the sequence. Pages that no other sequence holds serve other sequences; Cache.trim() frees their memory.
 
-        Raises BusyError, and stays open, while it is in flight.
+        Raises BusyError, and stays open, while the sequence is in flight.
         """
         if not self.closed and not self.cache.closed:
             self._call(lib.tandem_sequence_drop)
@@ -243,12 +244,12 @@ class Sequence(Owner):
         self._handle.pointer = None
 
     def reserve(self, n_tokens: int) -> None:
-        """Take memory for more tokens in every layer.
+        """Take memory for `n_tokens` more tokens in every layer.
 
         Parameters
         ----------
         n_tokens : int
-            As many more.
+            Number of additional tokens.
 
         Raises
         ------
@@ -257,12 +258,12 @@ class Sequence(Owner):
         self._call(lib.tandem_sequence_reserve, integer("n_tokens", n_tokens))
 
     def truncate(self, n_tokens: int) -> None:
-        """Keep the first tokens of every layer.
+        """Keep the first `n_tokens` tokens of every layer.
 
         Parameters
         ----------
         n_tokens : int
-            As many as these.
+            Number of tokens that stay.
         """
         self._call(lib.tandem_sequence_truncate, integer("n_tokens", n_tokens))
 
@@ -278,25 +279,25 @@ class Sequence(Owner):
         Raises
         ------
         UnsupportedError
-            A shift of keys that were rotated by the caller: they carry their position.
+            A shift of keys that the caller has rotated: such keys carry their position.
         """
         self._call(lib.tandem_sequence_remove, integer("first", first), integer("n_tokens", n_tokens),
                    int(bool(shift_positions)))
 
     def append(self, k: Any, v: Any = None, *, x: Any = None, layer_idx: int = 0, stream: int | None = None) -> None:
-        """Append to one layer without attending; rounded once to the storage type.
+        """Append to one layer without attending. Values are rounded once, to the storage type.
 
         Parameters
         ----------
         k : array_like
             [n_tokens, n_kv_heads, k_head_dim], of any element type.
         v : array_like, optional
-            [n_tokens, n_kv_heads, v_head_dim]; None where V aliases K.
+            [n_tokens, n_kv_heads, v_head_dim]; None if V aliases K.
         x : array_like, optional
-            [n_tokens, hidden_dim] f32, f16 or bf16, where the layer keeps hidden states, and there alone.
+            [n_tokens, hidden_dim] f32, f16 or bf16; given if and only if the layer keeps hidden states.
         layer_idx : int
         stream : int, optional
-            CUDA stream of arrays in device memory, which the library refuses as yet.
+            CUDA stream of arrays in device memory, which the library does not support yet.
 
         Raises
         ------
@@ -312,7 +313,7 @@ class Sequence(Owner):
             self._call(lib.tandem_sequence_append_x, *where, hidden.address, stream_pointer(stream))
 
     def _n_to_read(self, first: int, n_tokens: int | None, layer_idx: int) -> int:
-        """Known before an array is made of as many."""
+        """Checks the range, and returns its number of tokens, before an array of that size is made."""
         length = self.length(layer_idx)
         if not 0 <= integer("first", first) <= length:
             raise invalid("first", f"= {first}, the layer has {length} tokens")
@@ -323,20 +324,20 @@ class Sequence(Owner):
         return n_tokens
 
     def read_x(self, first: int = 0, n_tokens: int | None = None, *, layer_idx: int = 0, x: Any = None) -> Any:
-        """Read hidden states of tokens [first, first + n_tokens) of one layer back.
+        """Read back the hidden states of tokens [first, first + n_tokens) of one layer.
 
         Parameters
         ----------
         first : int
         n_tokens : int, optional
-            None: to the end. Not used where `x` is given, whose first dimension says it.
+            None: to the end. Ignored if `x` is given; its first dimension is the number.
         layer_idx : int
         x : array_like, optional
             Written: [n_tokens, hidden_dim]. None: a NumPy array of f32 is made.
 
         Returns
         -------
-        x : what was given or made
+        x : the given or the new array
         """
         projection = self.cache.layer(layer_idx).projection
         if x is None:
@@ -350,21 +351,21 @@ class Sequence(Owner):
 
     def read(self, first: int = 0, n_tokens: int | None = None, *, layer_idx: int = 0, k: Any = None,
              v: Any = None) -> tuple[Any, Any]:
-        """Read tokens [first, first + n_tokens) of one layer back, as stored.
+        """Read back tokens [first, first + n_tokens) of one layer, as stored.
 
         Parameters
         ----------
         first : int
         n_tokens : int, optional
-            None: to the end. Not used where `k` or `v` is given, whose first dimension says it.
+            None: to the end. Ignored if `k` or `v` is given; its first dimension is the number.
         layer_idx : int
         k, v : array_like, optional
-            Written; as in :meth:`append`, of any element type. Where both are None, NumPy arrays of f32 are made.
+            Written; shaped as in :meth:`append`, of any element type. If both are None, NumPy arrays of f32 are made.
 
         Returns
         -------
         k, v
-            What was given or made; None for one that was not asked for and for V that aliases K.
+            The given or the new arrays. None for one that was not asked for, and for V that aliases K.
         """
         layer = self.cache.layer(layer_idx)
         if k is None and v is None:
@@ -378,7 +379,7 @@ class Sequence(Owner):
         return k, v
 
     def length(self, layer_idx: int = 0) -> int:
-        """Committed tokens of one layer.
+        """Return the number of committed tokens of one layer.
 
         Parameters
         ----------
@@ -390,7 +391,7 @@ class Sequence(Owner):
         return n_tokens.value
 
     def digest(self) -> int:
-        """Hash of lengths, positions and stored bytes of every layer."""
+        """Return a hash of the lengths, positions and stored bytes of every layer."""
         digest = ctypes.c_uint64()
         call(lib.tandem_sequence_digest, ctypes.byref(digest), self.cache._handle.pointer, self.id)
         return digest.value
@@ -400,14 +401,14 @@ class Sequence(Owner):
 
 
 def stream_pointer(stream: int | None) -> int | None:
-    """A CUDA stream as the C ABI takes it. torch.cuda.current_stream().cuda_stream is such a number."""
+    """Converts a CUDA stream, such as torch.cuda.current_stream().cuda_stream, for the C ABI."""
     if stream is not None and not 0 <= integer("stream", stream, 65) < 1 << 64:
         raise invalid("stream", f"= {stream} is not an address")
     return stream or None
 
 
 def ids_of(cache: Cache | None, sequences: "Several[Sequence]") -> Any:
-    """Their ids as a C array; they belong to `cache`, since another cache has other sequences under the same ids."""
+    """Returns the sequences' ids as a C array. All must belong to `cache`, because other caches use the same ids."""
     sequences = listed("sequences", sequences)
     for i, sequence in enumerate(sequences):
         of_type(f"sequences[{i}]", sequence, Sequence)

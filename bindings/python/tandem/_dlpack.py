@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """DLPack capsules (0.6 to 1.x) as views.
 
-A capsule is never marked as used: the view keeps the capsule itself, whose destructor frees the producer's tensor when the
-view goes. So the producer's deleter is called exactly once, by the producer's own code.
+A capsule is never marked as used. Instead the view keeps the capsule, whose destructor frees the producer's tensor when the
+view goes. So the producer's own code calls the deleter exactly once.
 """
 import ctypes
 import sys
@@ -17,8 +17,8 @@ _HOST_DEVICES, _CUDA_DEVICES = (1, 3), (2, 13)  # host and pinned host; CUDA and
 _CODES = {(0, 32): _abi.I32, (2, 32): _abi.DTYPES["f32"], (2, 16): _abi.DTYPES["f16"], (4, 16): _abi.DTYPES["bf16"],
           (10, 8): _abi.DTYPES["e4m3"]}  # 10: float8_e4m3fn
 _READ_ONLY, _IS_COPIED = 1, 2
-# Packages whose arrays may be written where the export does not say read-only. Others (JAX) leave the flag out although their
-# arrays never change: several of them may share the memory.
+# Packages whose arrays are writable unless the export says read-only. Others, such as JAX, do not set the flag although their
+# arrays are immutable and may share memory.
 _WRITABLE_PACKAGES = frozenset(("numpy", "torch", "cupy"))
 
 
@@ -41,7 +41,7 @@ _get_pointer.argtypes, _get_pointer.restype = (ctypes.py_object, ctypes.c_char_p
 
 
 def _capsule(array: Any, device_type: int, stream: int | None) -> Any:
-    """Asks for the newest form first. Producers of CUDA memory make `stream` wait for their own work."""
+    """Asks for the newest DLPack version first. Producers of CUDA memory make `stream` wait for their own work."""
     arguments: dict[str, Any] = {}
     if device_type in _CUDA_DEVICES:
         arguments["stream"] = stream or _DEFAULT_STREAM
@@ -71,28 +71,29 @@ def _device_type(array: Any) -> int:
 
 
 def _may_be_written(array: Any) -> bool:
-    """Whether the exporter is of a package that is known to own memory that may be written; classes derived from it count."""
+    """Returns whether the exporter's class, or one of its bases, is of a package that exports writable memory."""
     return any(kind.__module__.partition(".")[0] in _WRITABLE_PACKAGES for kind in type(array).__mro__)
 
 
 def _resolved(array: Any) -> Any:
-    """PyTorch may hold a tensor as the negative of its memory, which its export does not say: a copy of what it stands for.
+    """Returns a copy of a tensor that PyTorch holds as the negative of its memory, because the export does not say so.
 
-    Of conjugates PyTorch refuses the export by itself.
+    PyTorch itself refuses to export conjugates.
     """
     is_neg = getattr(array, "is_neg", None)
     return array.resolve_neg() if callable(is_neg) and _may_be_written(array) and is_neg() else array
 
 
 def _bytes_of(array: Any) -> tuple[Any, int | None]:
-    """A view of PyTorch's 8-bit floats as bytes, and what they are: its older versions do not export them. Else the array itself."""
+    """Returns PyTorch's 8-bit floats as bytes, with their type, because its older versions do not export them. Returns other
+    arrays unchanged."""
     if str(getattr(array, "dtype", None)) == "torch.float8_e4m3fn" and _may_be_written(array):
         return array.view(sys.modules["torch"].uint8), _abi.DTYPES["e4m3"]
     return array, None
 
 
 def from_dlpack(array: Any, stream: int | None) -> View:
-    """A view of what `array` exports; its last member keeps the export alive."""
+    """Returns a view of what `array` exports. The view's last member keeps the export alive."""
     resolved = asked_of_owner(_resolved, array)
     exported, code = asked_of_owner(_bytes_of, resolved)
     device_type = _device_type(exported)

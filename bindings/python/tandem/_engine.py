@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The engine: the processors, and what it can say about them."""
+"""The engine: the processors, and queries about them and the build."""
 import ctypes
 import json
 import sys
@@ -17,20 +17,20 @@ Log = Callable[[int, str], object]
 
 
 def _log_function(log: Log) -> Any:
-    """What the library calls, from any of its threads. An exception stays here: sys.unraisablehook gets it."""
+    """Wraps a log function for the library, which calls it from any of its threads. sys.unraisablehook gets exceptions."""
     def called(level: int, message: bytes | None, _user: int | None) -> None:
         try:
             log(level, text(message))
         except BaseException as error:
             try:
                 sys.unraisablehook(_Unraisable(error, log))
-            except BaseException:  # a hook that raises has had its chance
+            except BaseException:  # a hook that raises is ignored
                 pass
     return _abi.LogFunction(called)
 
 
 class _Unraisable:
-    """What sys.unraisablehook takes; the interpreter's own type cannot be made from Python."""
+    """The argument of sys.unraisablehook. Python code cannot make the interpreter's own type."""
 
     def __init__(self, error: BaseException, log: Log) -> None:
         self.exc_type: type[BaseException] = type(error)
@@ -41,7 +41,7 @@ class _Unraisable:
 
 
 def json_report(function: Any, handle: Any) -> dict[str, Any]:
-    """What a function says that fills a buffer with JSON. It may say more from one call to the next."""
+    """Returns the JSON report that `function` writes to a buffer. The report may grow between two calls."""
     needed = ctypes.c_size_t(4096)
     while True:
         size = needed.value
@@ -60,24 +60,24 @@ class Engine(Owner):
     Parameters
     ----------
     n_threads : int
-        CPU workers, the calling thread included; 0: as many as affinity mask and cgroup quota allow, less one of
-        four or more with a backend, which is left to the program's thread.
+        CPU workers, the calling thread included. 0: from the affinity mask and cgroup quota; with a backend, one CPU of four or
+        more is left to the program's thread.
     cpu_isa : str, optional
-        Instruction set, exactly this one (:func:`tandem.cpu_isas`); None: ``$TANDEM_CPU_ISA``, else the best.
+        Exactly this instruction set (:func:`tandem.cpu_isas`). None: ``$TANDEM_CPU_ISA``, else the best.
     backend : str, optional
-        Device backend, ``"cuda"``: its module must load and have a device that can be used.
+        Device backend, ``"cuda"``. Its module must load and have a usable device.
     backend_path : str, optional
-        Absolute path of that module, the only one tried.
+        Absolute path of that module. No other file is tried.
     log : callable, optional
-        ``log(level, message)``, levels ``LOG_ERROR``, ``LOG_WARNING``, ``LOG_INFO``; None: silent. Called from any thread of the
-        library, which must not be called from there. What it raises goes to ``sys.unraisablehook``.
+        ``log(level, message)``, with level ``LOG_ERROR``, ``LOG_WARNING`` or ``LOG_INFO``. None: silent. Any thread of the
+        library may call it. It must not call the library. Its exceptions go to ``sys.unraisablehook``.
     spin_ns : int
-        How long idle workers spin before they sleep, in nanoseconds; -1: 50,000; 0: never.
+        Nanoseconds that idle workers spin before they sleep; -1: 50,000; 0: never.
     pin_threads : int
-        -1: default (1): bind each worker to a core; 0: leave that to the system.
+        1: bind each worker to a core; 0: the system places workers; -1: default (1).
     matmul_rows : int
-        Query rows of a KV head from which a call goes through matrix products; 0: by instruction set, from a table, so that every
-        process gets the same bits; -1: where they are faster, as measured.
+        Fewest query rows of a KV head for matrix products in a call. 0: by instruction set, from a table, so that every process
+        gets the same bits. -1: from where they are faster, as measured.
 
     Raises
     ------
@@ -118,7 +118,7 @@ class Engine(Owner):
         call(lib.tandem_engine_drain, self._handle.pointer, integer("timeout_ns", timeout_ns))
 
     def report(self) -> dict[str, Any]:
-        """Topology, workers, instruction set, devices, backends with the reason for each refusal."""
+        """Return topology, workers, instruction set, devices, and backends with the reason for each refusal."""
         return json_report(lib.tandem_engine_report, self._handle.pointer)
 
     def __repr__(self) -> str:
@@ -133,34 +133,34 @@ def _names(function: Any) -> list[str]:
 
 
 def policies() -> list[str]:
-    """Names of the policies a session may have."""
+    """Return the names of the policies."""
     return _names(lib.tandem_policy_name)
 
 
 def cpu_isas() -> dict[str, bool]:
-    """Instruction sets of this build, best first, and whether this processor has them."""
+    """Return the instruction sets of this build, best first, and whether this processor has each."""
     return {name: bool(lib.tandem_cpu_isa_available(name.encode())) for name in _names(lib.tandem_cpu_isa_name)}
 
 
 def dtype_row_bytes(dtype: str, head_dim: int) -> int:
-    """Bytes that a cache keeps of a row of K or V, scales included.
+    """Return the bytes that a cache stores for a row of K or V, scales included.
 
     Parameters
     ----------
     dtype : str
         Storage type.
     head_dim : int
-        Elements; 0 bytes for what is no length.
+        Elements of the row. The result is 0 for an invalid length.
     """
     return int(lib.tandem_dtype_row_bytes(named("dtype", dtype, _abi.DTYPES), integer("head_dim", head_dim, 32)))
 
 
 def version() -> tuple[int, int, int]:
-    """Version of the loaded library."""
+    """Return the version of the loaded library."""
     number = int(lib.tandem_version())
     return number >> 16, number >> 8 & 255, number & 255
 
 
 def library_path() -> str:
-    """The file, or the name given to the dynamic linker, from which the library was loaded."""
+    """Return the library's file, or the name that the dynamic linker was given."""
     return str(lib._name)

@@ -9,7 +9,7 @@ from ._library import lib
 
 
 class TandemError(Exception):
-    """A call that was refused or failed; it has changed nothing.
+    """A call was refused or failed. It has changed nothing.
 
     Attributes
     ----------
@@ -20,9 +20,9 @@ class TandemError(Exception):
     message : str
         One line naming field and value.
     field : str
-        The argument, option or member that was refused, ``""`` where none applies.
+        The argument, option or member that was refused; ``""`` if none applies.
     underlying : int
-        errno, CUDA result or other code of the layer below; 0 where none applies.
+        errno, CUDA result or other code of the layer below; 0 if none applies.
     """
 
     def __init__(self, message: str, *, status: int, field: str = "", underlying: int = 0) -> None:
@@ -32,7 +32,7 @@ class TandemError(Exception):
         self.field = field
         self.underlying = underlying
 
-    def __reduce__(self) -> tuple[Any, ...]:  # exceptions travel between processes
+    def __reduce__(self) -> tuple[Any, ...]:  # exceptions are pickled when they pass between processes
         return _rebuild, (self.message, self.status, self.field, self.underlying)
 
     @property
@@ -54,7 +54,7 @@ class InvalidStateError(TandemError):
 
 
 class UnsupportedError(TandemError, NotImplementedError):
-    """A valid request that this build or machine has no implementation for."""
+    """A valid request that this build or machine does not implement."""
 
 
 class OutOfMemoryError(TandemError, MemoryError):
@@ -125,7 +125,7 @@ def _rebuild(message: str, status: int, field: str, underlying: int) -> TandemEr
 
 
 def taken_error(status: int, error: ctypes.c_void_p) -> TandemError:
-    """The exception for a failed call; releases its error object."""
+    """Returns the exception for a failed call, and releases the error object."""
     made = _rebuild(text(lib.tandem_error_message(error)) or text(lib.tandem_status_name(status)), status,
                     text(lib.tandem_error_field(error)), int(lib.tandem_error_underlying(error)))
     lib.tandem_error_release(error)
@@ -133,7 +133,7 @@ def taken_error(status: int, error: ctypes.c_void_p) -> TandemError:
 
 
 def call(function: Any, *arguments: Any) -> None:
-    """Calls a function of the ABI, its error last, and raises what it returns."""
+    """Calls a function of the ABI, with the error as the last argument, and raises on failure."""
     error = ctypes.c_void_p()
     status = function(*arguments, ctypes.byref(error))
     if status:
@@ -141,17 +141,17 @@ def call(function: Any, *arguments: Any) -> None:
 
 
 def invalid(field: str, what: str) -> InvalidArgumentError:
-    """What this side refuses before a call is made."""
+    """Returns the exception for a refusal before the library is called."""
     return InvalidArgumentError(f"{field} {what}", status=_abi.STATUS["INVALID_ARGUMENT"], field=field)
 
 
-# What the owners of arrays refuse with: NumPy and DLPack BufferError, PyTorch ValueError (a meta tensor) and RuntimeError too.
-# Anything else is no refusal, and passes through.
+# Exceptions by which owners refuse to export an array: NumPy and DLPack raise BufferError, PyTorch ValueError (a meta tensor)
+# and RuntimeError too. Other exceptions pass through.
 _REFUSALS = (BufferError, ValueError, TypeError, RuntimeError, AttributeError)
 
 
 def asked_of_owner(function: Any, *arguments: Any) -> Any:
-    """What the owner of an array answers; a refusal is one of this package's errors."""
+    """Calls a function of an array's owner. Turns a refusal into an error of this package."""
     try:
         return function(*arguments)
     except TandemError:
@@ -161,19 +161,20 @@ def asked_of_owner(function: Any, *arguments: Any) -> Any:
 
 
 def of_type(field: str, value: Any, kind: type) -> None:
-    """Refuses a value that is no `kind`."""
+    """Refuses a value that is not of this type."""
     if not isinstance(value, kind):
         raise invalid(field, f"is a {type(value).__name__}, not a {kind.__name__}")
 
 
 def callable_or_none(field: str, value: Any) -> None:
-    """Refuses what cannot be called, before the library's threads would have to."""
+    """Refuses a value that cannot be called, before the library's threads try to."""
     if value is not None and not callable(value):
         raise invalid(field, f"= {value!r} cannot be called")
 
 
 class NotCopied:
-    """Base of what stands for something of this process: a copy would be a second name for it, or an address without owner."""
+    """Base of classes that stand for a resource of this process. A copy would be a second owner, or an address without an
+    owner."""
 
     __slots__ = ()
 

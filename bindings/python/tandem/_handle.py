@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""Owned handles and who gives them back.
+"""Owned handles and their release.
 
-close() releases at once, in the caller's thread. What the garbage collector finds is handed to a thread of its own: the
-collector may run inside a log callback, where the library holds locks and must not be called. At the interpreter's exit
-there are no callbacks left to fear, and everything is released directly. The library counts references, so order never
-matters; a handle keeps its parents' Python side (a log callback) for as long as the library may use it.
+close() releases at once, in the caller's thread. Handles of collected objects go to a thread of their own: the collector may
+run inside a log callback, where the library holds locks and must not be called. At the interpreter's exit no callbacks run any
+more, so handles are released directly. The library counts references, so the order does not matter. A handle keeps its parents'
+Python side (a log callback) alive for as long as the library may use it.
 """
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from . import _abi
 from ._errors import InvalidStateError, NotCopied, call, of_type
 
 if TYPE_CHECKING:
-    from typing_extensions import Self  # of typing from Python 3.11 on; not needed at run time
+    from typing_extensions import Self  # in typing from Python 3.11 on; only type checkers need it
 
-_released: "queue.SimpleQueue[Handle]" = queue.SimpleQueue()  # its put() may interrupt another
+_released: "queue.SimpleQueue[Handle]" = queue.SimpleQueue()  # put() is reentrant: the collector may interrupt it
 _reaper_lock = threading.Lock()
 _reaper: threading.Thread | None = None
 _exiting = False
 
 
 class Handle:
-    """A pointer of the C ABI, the function that releases it, and what has to live as long."""
+    """A pointer of the C ABI, its release function, and the objects that must live as long."""
 
     __slots__ = ("_lock", "_release", "keeps", "pointer")
 
@@ -52,9 +52,10 @@ def _reap() -> None:
 
 
 def start_reaper() -> None:
-    """Called where objects are made, never by the collector: starting a thread takes locks."""
+    """Starts the releasing thread. Called where objects are made, never by the collector, because starting a thread takes
+    locks."""
     global _reaper
-    if _reaper is not None and _reaper.is_alive():  # a child made by fork() has none
+    if _reaper is not None and _reaper.is_alive():  # a child of fork() has no such thread
         return
     with _reaper_lock:
         if _reaper is None or not _reaper.is_alive():
@@ -80,7 +81,7 @@ def _exit() -> None:
 
 
 class Owner(NotCopied):
-    """Base of the objects that own a handle: ``close()``, ``with``, and release when the object is collected."""
+    """Base of objects that own a handle. Gives them ``close()`` and ``with``, and releases the handle of a collected object."""
 
     _handle: Handle
     _finalizer: "weakref.finalize[[Handle], Owner]"
@@ -96,7 +97,7 @@ class Owner(NotCopied):
         return self._handle.pointer is None
 
     def close(self) -> None:
-        """Give up this object's reference. Does nothing when it is closed; objects made from it live on."""
+        """Release this object's reference. A second call does nothing. Objects made from this one stay alive."""
         self._finalizer.detach()
         self._handle.close()
 
@@ -111,30 +112,31 @@ class Owner(NotCopied):
 
 
 def pointer_of(name: str, owner: Any, kind: type[Owner]) -> int | None:
-    """The handle of an argument; None, which the library refuses, where it has been closed."""
+    """Returns an argument's handle. It is None if the object has been closed, which the library refuses."""
     of_type(name, owner, kind)
     pointer: int | None = owner._handle.pointer
     return pointer
 
 
-telling: dict[int, Handle] = {}  # threads that are in a progress callback, and the engine of the call that it belongs to
+telling: dict[int, Handle] = {}  # threads in a progress callback, with the engine of the callback's call
 
 
 def refuse_in_callback(engine: Handle) -> None:
-    """Refuses what would wait for ever: the engine's workers are in the call that waits for this thread's callback."""
+    """Refuses a call that would deadlock: the engine's workers are busy in the call that waits for this thread's callback."""
     if telling.get(threading.get_ident()) is engine:
         raise InvalidStateError("progress: a callback may not use the session of its call, nor attend, append or merge on its "
                                 "engine: both would wait for ever", status=_abi.STATUS["INVALID_STATE"], field="progress")
 
 
 def create(function: Any, *arguments: Any) -> int:
-    """Calls a create function, whose first parameter is where the handle goes."""
+    """Calls a create function, which writes the handle to its first parameter."""
     made = ctypes.c_void_p()
     call(function, ctypes.byref(made), *arguments)
     assert made.value is not None
     return made.value
 
 
-# finalize registers its own exit function with its first object; functions run in reverse order, so this one goes first.
+# finalize registers its own exit function with its first object. Exit functions run in reverse order, so _exit() runs before
+# it.
 weakref.finalize(Handle, lambda: None).detach()
 atexit.register(_exit)

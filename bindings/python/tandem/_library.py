@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Finds libtandem, loads it and refuses one whose structs are not those of _abi.py.
+"""Finds and loads libtandem. Refuses a library whose structs differ from those of _abi.py.
 
-Places, in this order: $TANDEM_LIB_DIR, and where that is set no other; lib/ beside this file, where a wheel may carry the
-library; the folder that pkg-config names; what the dynamic linker finds ($LD_LIBRARY_PATH, ldconfig's cache).
+Search order: $TANDEM_LIB_DIR, and no other place if it is set; lib/ beside this file, where a wheel may carry the library; the
+folder that pkg-config names; the dynamic linker ($LD_LIBRARY_PATH, ldconfig's cache).
 """
 import ctypes
 import os
@@ -13,7 +13,7 @@ from . import _abi
 
 
 def _pkg_config_folder() -> tuple[str | None, str]:
-    """The library's folder, or why pkg-config does not name it."""
+    """Returns the library's folder, or None and the reason why pkg-config does not name it."""
     command = [os.environ.get("PKG_CONFIG") or "pkg-config", "--variable=libdir", "tandem"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)

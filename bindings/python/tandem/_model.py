@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The model: geometry of its layers."""
+"""The model: the geometry of its layers."""
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,14 +17,14 @@ from ._projection import Projection, floats, projection_struct
 
 @dataclass(frozen=True, kw_only=True)
 class Layer:
-    """Geometry of one layer: ``logit(q, k) = cap(sm_scale * q.k)``, ``cap(x) = soft_cap * tanh(x / soft_cap)``.
+    """Geometry of a layer: ``logit(q, k) = cap(sm_scale * q.k)``, ``cap(x) = soft_cap * tanh(x / soft_cap)``.
 
     Parameters
     ----------
     n_q_heads : int
         A multiple of `n_kv_heads`.
     n_kv_heads : int
-        The same: MHA; 1: MQA.
+        `n_q_heads`: MHA; 1: MQA.
     k_head_dim, v_head_dim : int
         64, 80, 96, 112, 128, 192 or 256 elements; 576 with 512 that alias it (MLA). `v_head_dim` 0: `k_head_dim`.
     v_aliases_k : bool
@@ -34,21 +34,21 @@ class Layer:
     soft_cap : float
         0: off.
     sliding_window_tokens : int
-        0: off; else a query at position p sees keys at positions > p - this.
+        0: off; else a query at position p sees keys at positions > p - `sliding_window_tokens`.
     sinks : array_like, optional
         [n_q_heads] learned sink logits.
     rope : str
-        ``"caller"``: keys and queries arrive as they are to be used; ``"halves"``, ``"interleaved"``: rotated by the library.
+        ``"caller"``: keys and queries arrive ready for use; ``"halves"``, ``"interleaved"``: the library rotates them.
     rope_dims : int
         Rotated leading dims, even; 0: `k_head_dim`.
     rope_theta, rope_position_scale : float
         0: 10,000 and 1.
     rope_inv_freq : array_like, optional
-        [rope_dims / 2] frequencies, in place of those from `rope_theta`.
+        [rope_dims / 2] frequencies, instead of those from `rope_theta`.
     rope_attn_factor : float
         0: 1.
     projection : Projection, optional
-        How K and V come from hidden states; None: they are not to be made of them.
+        How K and V are made of hidden states. None: they are not.
     """
 
     n_q_heads: int
@@ -75,7 +75,7 @@ class Layer:
 
 
 def layer_struct(layer: Layer) -> Any:
-    """tandem_layer_options; keeps alive what it points to."""
+    """Returns tandem_layer_options, which keeps alive what it points to."""
     of_type("layer", layer, Layer)
     struct = _abi.LayerOptionsStruct()
     lib.tandem_layer_options_init(ctypes.byref(struct))
@@ -95,7 +95,7 @@ def layer_struct(layer: Layer) -> Any:
 
 
 class Model(Owner):
-    """The layers of a model. Any thread may use it; caches do not need it any more once they are made.
+    """The layers of a model. Any thread may use it. Caches do not need it after they are made.
 
     Parameters
     ----------
@@ -108,9 +108,9 @@ class Model(Owner):
     Raises
     ------
     InvalidArgumentError
-        Naming layer and member.
+        The message names layer and member.
     UnsupportedError
-        A head_dim or combination that there are no kernels for.
+        A head_dim or a combination without kernels.
     """
 
     def __init__(self, layers: Layer | Sequence[Layer]) -> None:

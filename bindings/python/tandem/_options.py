@@ -15,12 +15,12 @@ from ._option_tables import SessionOptions as SessionOptions
 from ._patterns import patterns_struct
 from ._pruning import pruning_struct
 
-# Options of a session that point to structs of their own.
+# Session options that point to structs of their own.
 _STRUCTS: Mapping[str, Callable[[str, Any], Any]] = {"pruning": pruning_struct, "patterns": patterns_struct}
 
 
 def integer(name: str, value: Any, bits: int = 64) -> int:
-    """`value` as an int that fits; ctypes would cut it down in silence."""
+    """Returns `value` as an int that fits into `bits` bits. ctypes would truncate it silently."""
     try:
         number = operator.index(value)
     except TypeError:
@@ -31,14 +31,14 @@ def integer(name: str, value: Any, bits: int = 64) -> int:
 
 
 def named(name: str, value: Any, table: Mapping[str, int]) -> int:
-    """The number of a name."""
+    """Returns the number of a name."""
     if isinstance(value, str) and value in table:
         return table[value]
     raise invalid(name, f"= {value!r} is none of {', '.join(table)}")
 
 
 def listed(name: str, values: Any) -> Sequence[Any]:
-    """The members of what may be any sequence, or an array of one dimension."""
+    """Returns the members of a sequence or of a one-dimensional array."""
     try:
         return values if isinstance(values, (list, tuple)) else list(values)
     except TypeError:
@@ -46,7 +46,7 @@ def listed(name: str, values: Any) -> Sequence[Any]:
 
 
 def real(name: str, value: Any) -> float:
-    """`value` as a float."""
+    """Returns `value` as a float."""
     try:
         return float(value)
     except (TypeError, ValueError, OverflowError) as error:
@@ -54,14 +54,14 @@ def real(name: str, value: Any) -> float:
 
 
 def array_of(name: str, values: Any, kind: Any, bits: int) -> Any:
-    """A ctypes array, every number checked."""
+    """Returns a ctypes array of checked integers."""
     values = listed(name, values)
     numbers = [integer(f"{name}[{i}]", value, bits) for i, value in enumerate(values)]
     return (kind * len(numbers))(*numbers)
 
 
 def encoded(name: str, value: Any) -> bytes | None:
-    """A text for the C ABI: UTF-8 without a 0 inside."""
+    """Returns a text for the C ABI: UTF-8 without a 0 byte."""
     if value is None:
         return None
     if not isinstance(value, str) or "\0" in value:
@@ -73,13 +73,13 @@ def encoded(name: str, value: Any) -> bytes | None:
 
 
 def suggestion(name: object, known: Iterable[str]) -> str:
-    """The end of a message about a name that does not exist: the one that is likely meant."""
+    """Returns the end of a message about an unknown name: a suggestion, if a similar name exists."""
     near = difflib.get_close_matches(name, list(known), 1) if isinstance(name, str) else []
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def fill(struct: Any, options: Mapping[str, Any], converters: Mapping[str, Callable[[str, Any], Any]], who: str) -> None:
-    """Sets members of a struct that its init function has filled; what is None keeps the default."""
+    """Sets members of a struct that its init function has filled. None keeps the default."""
     of_type(f"options of {who}", options, Mapping)
     kinds = dict(type(struct)._fields_)
     for name, value in options.items():
@@ -113,7 +113,7 @@ def _names_in(table: Mapping[str, int], n_layers: int) -> Callable[[str, Any], A
 
 
 def _flags(name: str, layers: Any) -> Any:
-    """A byte for each member of each member."""
+    """Returns a C array with one byte for each flag of each layer."""
     flags = []
     for i, heads in enumerate(listed(name, layers)):
         for j, flag in enumerate(listed(f"{name}[{i}]", heads)):
@@ -132,7 +132,7 @@ def _texts(name: str, texts: Any) -> Any:
 
 
 def _filled(struct: Any, options: Mapping[str, Any], table: OptionTable, n_layers: int, who: str) -> Any:
-    """The struct, whose init function has been called, with the options; keeps alive what it points to."""
+    """Sets the options in an initialised struct and returns it. The struct keeps alive what it points to."""
     of_type(f"options of {who}", options, Mapping)
     counts = {**table.flags, **table.texts}
     for count in counts.values():
@@ -155,14 +155,14 @@ def _filled(struct: Any, options: Mapping[str, Any], table: OptionTable, n_layer
 
 
 def cache_struct(options: Mapping[str, Any], n_layers: int) -> Any:
-    """tandem_cache_options; keeps alive what it points to."""
+    """Returns tandem_cache_options, which keeps alive what it points to."""
     struct = _abi.CacheOptionsStruct()
     lib.tandem_cache_options_init(ctypes.byref(struct))
     return _filled(struct, options, CACHE, n_layers, "a cache")
 
 
 def session_struct(options: Mapping[str, Any]) -> Any:
-    """tandem_session_options; keeps alive what it points to."""
+    """Returns tandem_session_options, which keeps alive what it points to."""
     struct = _abi.SessionOptionsStruct()
     lib.tandem_session_options_init(ctypes.byref(struct))
     made = {name: make(name, options[name]) for name, make in _STRUCTS.items() if options.get(name) is not None}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What heads attend under the policy "patterns", and files of it."""
+"""What heads attend under the policy "patterns", and pattern files."""
 import ctypes
 import os
 from collections.abc import Sequence
@@ -17,18 +17,19 @@ _SIZES = ("sink_tokens", "window_tokens", "vertical_tokens", "slash_tokens", "n_
 
 @dataclass(frozen=True)
 class HeadPattern:
-    """Which keys the queries of an append attend in one query head. ``tandem/patterns.h`` says more of each kind.
+    """Which keys the queries of an append attend in one query head. ``tandem/patterns.h`` describes each kind.
 
     Parameters
     ----------
     kinds : sequence of str, or str
-        "full", "a_shape", "vertical_slash", "block_sparse": the head attends what any of them names. None of them: all keys.
+        "full", "a_shape", "vertical_slash", "block_sparse": the head attends the keys that any of them names. No kind: all
+        keys.
     sink_tokens, window_tokens : int
-        Of "a_shape": first tokens, and newest tokens, of which there is at least one.
+        For "a_shape": first tokens, and newest tokens, at least one.
     vertical_tokens, slash_tokens : int
-        Of "vertical_slash": columns and diagonals.
+        For "vertical_slash": columns and diagonals.
     n_blocks : int
-        Of "block_sparse": blocks of 64 tokens.
+        For "block_sparse": blocks of 64 tokens.
 
     Sizes of a kind that the head does not have are 0.
     """
@@ -48,10 +49,10 @@ class Patterns:
     Parameters
     ----------
     layers : sequence of sequence of HeadPattern
-        A pattern for each query head, of each layer.
+        One pattern for each query head of each layer.
     max_distance : int
-        Keys further from their query are attended as if they were at this distance; 0: no limit. The library applies RoPE then
-        (`Layer.rope`), and all heads are "a_shape" alone.
+        Keys farther from their query are attended as if at this distance; 0: no limit. The limit needs library RoPE
+        (`Layer.rope`) and heads of kind "a_shape" alone.
     """
 
     layers: Sequence[Sequence[HeadPattern]]
@@ -60,25 +61,26 @@ class Patterns:
     @classmethod
     def read(cls, path: str | os.PathLike[str], *, group_size: int | None = None, threshold: float | None = None,
              sink_tokens: int | None = None, window_tokens: int | None = None) -> "Patterns":
-        """Reads a file: JSON as MInference publishes it, or gates as DuoAttention publishes them.
+        """Read a file of head patterns: JSON as MInference publishes it, or gates as DuoAttention publishes them.
 
         Parameters
         ----------
         path : str or os.PathLike
-            The file.
+            Path of the file.
         group_size : int, optional
             For gates: query heads of a KV head. None: 1.
         threshold : float, optional
-            For gates: heads are "full" from this gate on, the others "a_shape". None: the median of the file's gates.
+            For gates: heads with a gate of at least this are "full", the others "a_shape". None: the median of the file's
+            gates.
         sink_tokens, window_tokens : int, optional
-            For gates: what the others attend. None: 128 and 256.
+            For gates: sinks and window of the other heads. None: 128 and 256.
 
         Raises
         ------
         IoError
             The file cannot be opened or read.
         InvalidArgumentError
-            The file is wrong: the message names the layer and the head, or the line. Or an option is out of range.
+            The file is wrong, and the message names the layer and head, or the line; or an option is out of range.
         """
         from ._options import fill
         options = _abi.PatternFileOptionsStruct()
@@ -86,7 +88,7 @@ class Patterns:
         fill(options, {"group_size": group_size, "threshold": threshold, "sink_tokens": sink_tokens, "window_tokens": window_tokens},
              {}, "a file of head patterns")
         name, n_heads, n_layers, heads = _encoded_path(path), ctypes.c_int64(), ctypes.c_int64(), None
-        while heads is None or len(heads) < n_heads.value:  # the second time with room for all, unless the file grows
+        while heads is None or len(heads) < n_heads.value:  # the second round has room for all, unless the file grows
             heads = _room_for(n_heads.value)
             call(lib.tandem_patterns_read, heads, len(heads), ctypes.byref(n_heads), ctypes.byref(n_layers), name,
                  ctypes.byref(options))
@@ -117,7 +119,7 @@ def _head(struct: Any) -> HeadPattern:
 
 
 def patterns_struct(name: str, value: Any) -> Any:
-    """A pointer to tandem_patterns, which keeps alive what it points to. A path is that of a file."""
+    """Returns a pointer to tandem_patterns, which keeps alive what it points to. `value` may be the path of a file."""
     from ._options import integer, listed, named
     patterns = Patterns.read(value) if isinstance(value, (str, os.PathLike)) else value
     if not isinstance(patterns, Patterns):

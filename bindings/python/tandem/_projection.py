@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""How keys and values of a layer come from hidden states."""
+"""How keys and values of a layer are made of hidden states."""
 import ctypes
 from dataclasses import dataclass
 from typing import Any
@@ -18,18 +18,18 @@ from ._tensor import Tensor, as_tensor
 class Projection:
     """How keys and values of a layer come from the hidden states x of its tokens, for the route ``"recompute"``.
 
-    ``k = rotate(norm(x) w_k + b_k)``, ``v = norm(x) w_v + b_v``. It is to be what the caller's model does, as K and V that are
-    given and those that are made of x stand for each other.
+    ``k = rotate(norm(x) w_k + b_k)``, ``v = norm(x) w_v + b_v``. It must match the caller's model, because K and V made of x
+    replace given ones and the other way round.
 
     Parameters
     ----------
     hidden_dim : int
-        Of x; a multiple of 8 up to 65,536.
+        Length of x; a multiple of 8 up to 65,536.
     w_k, w_v : array_like, optional
-        f16 or bf16, contiguous. In host memory they are copied by the model; in device memory they are used where they are. Both
-        None: they are blocks of :class:`tandem.Weights`, and :meth:`tandem.Session.use_weights` says which.
+        f16 or bf16, contiguous. In host memory the model copies them; in device memory they are used in place. Both None: they
+        are blocks of :class:`tandem.Weights`, and :meth:`tandem.Session.use_weights` says which.
     w_type : str, optional
-        ``"f16"`` or ``"bf16"``: of both where they are None; else None, or theirs.
+        ``"f16"`` or ``"bf16"`` if both matrices are None; else None, or their type.
     w_order : str
         ``"in_out"``: [hidden_dim, n_kv_heads * head_dim]; ``"out_in"``: transposed, as checkpoints have them.
     norm : str
@@ -37,12 +37,12 @@ class Projection:
     norm_eps : float
         0: 1e-5.
     k_rope : str
-        How the caller rotates keys, with the layer's `rope_dims`, `rope_theta`, ...: ``"caller"``: not at all; ``"halves"``,
+        How the caller rotates keys, by the layer's `rope_dims`, `rope_theta`, ...: ``"caller"``: not at all; ``"halves"``,
         ``"interleaved"``.
     b_k, b_v : array_like, optional
         [n_kv_heads * head_dim] each.
     norm_weight, norm_bias : array_like, optional
-        [hidden_dim]; without: ones, none.
+        [hidden_dim]; None: ones, and no bias.
     """
 
     hidden_dim: int
@@ -60,7 +60,7 @@ class Projection:
 
 
 def floats(name: str, values: Any, length: int) -> Any:
-    """A C array of f32 of this length."""
+    """Returns a C array of `length` f32 values."""
     try:
         array = np.ascontiguousarray(values, dtype=np.float32)
     except (TypeError, ValueError) as error:
@@ -71,7 +71,7 @@ def floats(name: str, values: Any, length: int) -> Any:
 
 
 def _matrices(projection: Projection, shapes: tuple[tuple[int, int], tuple[int, int]]) -> list[Tensor]:
-    """W_K and W_V; none where both are blocks of weights."""
+    """Returns W_K and W_V, or no tensors if both are blocks of weights."""
     tensors: list[Tensor] = []
     given = {"w_k": projection.w_k, "w_v": projection.w_v}
     for (name, array), shape in zip(given.items(), shapes):
@@ -105,7 +105,7 @@ def _w_type(w_type: str | None, tensors: list[Tensor]) -> int:
 
 
 def projection_struct(projection: Any, n_k: int, n_v: int) -> Any:
-    """tandem_layer_projection of a layer with so many columns of K and V; keeps alive what it points to."""
+    """Returns tandem_layer_projection of a layer with n_k columns of K and n_v of V. It keeps alive what it points to."""
     of_type("projection", projection, Projection)
     struct = _abi.LayerProjectionStruct()
     lib.tandem_layer_projection_init(ctypes.byref(struct))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the policy "hip" prunes."""
+"""Options of the policy "hip"."""
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,25 +12,25 @@ from ._library import lib
 
 @dataclass(frozen=True)
 class PruningStage:
-    """One stage of hierarchical pruning: it gives chunks of keys scores and keeps the best.
+    """One stage of hierarchical pruning: it scores chunks of keys and keeps the best.
 
     Parameters
     ----------
     judge : str
-        "descent" (a representative of each chunk, found by halving: the paper's), "bounds" (an upper bound of every logit in the chunk)
-        or "exact" (the largest logit of the chunk's keys).
+        "descent" (the paper's: the logit of one key of each chunk, found by halving), "bounds" (an upper bound of every logit
+        in the chunk) or "exact" (the largest logit of the chunk's keys).
     chunk_tokens : int
-        A power of two up to 256; of each stage at least as many as of the stage behind it.
+        A power of two up to 256, at most that of the stage before.
     keep_tokens : int
         Tokens of the chunks that the stage keeps.
     refresh_interval : int
-        Tokens from one run to the next in decode calls.
+        Tokens between two runs in decode calls.
     query_block : int
-        Queries of an append that share a list: a power of two up to 64.
+        Queries of an append that share a list: a power of two up to 64, at most that of the stage before.
     plus_next : bool
-        Of the last stage: half of `keep_tokens` is kept by score, and with each such chunk the chunk behind it.
+        Last stage only: half of `keep_tokens` is kept by score, and with each such chunk the next one.
     from_tokens, to_tokens : int
-        The stage is there for queries that see so many tokens and more, and fewer than `to_tokens`; 0: there is no limit.
+        The stage applies to queries that see at least `from_tokens` and fewer than `to_tokens` tokens; 0: no limit.
     """
 
     judge: str
@@ -45,12 +45,12 @@ class PruningStage:
 
 @dataclass(frozen=True)
 class PruningRecord:
-    """What a layer's queries attend.
+    """Which keys a layer's queries attend: sinks, window, and the chunks that the last stage has kept.
 
     Parameters
     ----------
     stages : sequence of PruningStage
-        What they keep is attended: at most eight.
+        1 to 8 stages, in order. Queries attend the tokens that they keep.
     sink_tokens : int
         First tokens, always attended: a multiple of the largest `chunk_tokens`.
     window_tokens : int
@@ -64,18 +64,19 @@ class PruningRecord:
 
 @dataclass(frozen=True)
 class Pruning:
-    """What the policy "hip" prunes.
+    """Configures the policy "hip".
 
     Parameters
     ----------
     preset : str
         "small", or one of the paper's: "3k", "3k-fast", "3k-flash", "5k", "3k-5k", "16k-shallow".
     decode : sequence of PruningRecord or None
-        Of calls with one query of a sequence, and of guesses: one for all layers, or one for each. None: the preset's.
+        For calls with one query in a sequence, and speculative tokens: one record for all layers, or one per layer. None: the
+        preset's.
     append : sequence of PruningRecord or None
-        Likewise of calls with several queries of a sequence.
+        The same for calls with several queries in a sequence.
     shared_lists : bool
-        One list for all KV heads, as in the paper, instead of one for each.
+        True: one list for all KV heads, as in the paper. False: one for each.
     """
 
     preset: str | None = None
@@ -85,7 +86,7 @@ class Pruning:
 
 
 def pruning_struct(name: str, value: Any) -> Any:
-    """A pointer to tandem_pruning, which keeps alive what it points to. A text is the name of a preset."""
+    """Returns a pointer to tandem_pruning, which keeps alive what it points to. `value` may be the name of a preset."""
     from ._options import encoded, fill, integer, listed, named
 
     def flag(field: str, given: Any) -> int:

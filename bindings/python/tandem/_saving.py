@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Sequences to files and back."""
+"""Sequences in files."""
 import ctypes
 import os
 import secrets
@@ -22,7 +22,7 @@ _Blob = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_char_p, ctypes.c_void_p, ctype
 
 @contextmanager
 def replaced(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """A file that takes the place of `path` when it is whole and on the disk; until then it has another name beside it."""
+    """Opens a temporary file beside `path`, which replaces `path` once it is complete and on disk."""
     path = os.path.abspath(os.fspath(path))
     part = f"{path}.{os.getpid()}.{secrets.token_hex(4)}.part"
     try:
@@ -46,7 +46,7 @@ def _memory(address: int | None, n_bytes: int) -> memoryview:
 
 
 class _Calls:
-    """Functions of Python that the library calls. What they raise is raised again when the library has returned."""
+    """Python functions that the library calls. Their exception is raised again after the library has returned."""
 
     def __init__(self) -> None:
         self.raised: BaseException | None = None
@@ -73,7 +73,7 @@ def _session_pointer(session: Session | None) -> int | None:
     if session is None:
         return None
     of_type("session", session, Session)
-    return session._handle.pointer or 1  # the library refuses one that has been closed
+    return session._handle.pointer or 1  # a closed session gets an invalid address, which the library refuses
 
 
 def _model_id(model_id: int) -> int:
@@ -83,7 +83,7 @@ def _model_id(model_id: int) -> int:
 
 
 def _blobs(blobs: Mapping[str, Any]) -> tuple[Any, list[Any]]:
-    """The C array, and what has to live as long."""
+    """Returns the C array of blobs, and the objects that must live as long."""
     structs, kept = (_abi.SavedBlobStruct * len(blobs))(), []
     for struct, (name, value) in zip(structs, blobs.items(), strict=True):
         view = memoryview(value).cast("B")
@@ -97,7 +97,7 @@ def _blobs(blobs: Mapping[str, Any]) -> tuple[Any, list[Any]]:
 
 
 def save(sequence: Any, target: Target, session: Session | None, model_id: int, blobs: Mapping[str, Any] | None) -> None:
-    """Sequence.save()."""
+    """Implements Sequence.save()."""
     if isinstance(target, str | os.PathLike):
         with replaced(target) as file:
             return save(sequence, file, session, model_id, blobs)
@@ -123,7 +123,7 @@ def save(sequence: Any, target: Target, session: Session | None, model_id: int, 
 
 
 def load(cache: Any, source: Target, session: Session | None, model_id: int, blobs: MutableMapping[str, bytes] | None) -> int:
-    """The id of the sequence that Cache.load() returns."""
+    """Implements Cache.load(). Returns the id of the new sequence."""
     if isinstance(source, str | os.PathLike):
         with open(source, "rb", buffering=0) as file:
             return _load(cache, file, os.fstat(file.fileno()).st_size, session, model_id, blobs)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Keys that the caller of an attend call names."""
+"""Keys that the caller names."""
 import ctypes
 from dataclasses import dataclass
 from typing import Any
@@ -12,23 +12,25 @@ from ._tensor import TensorArgument, as_tensor
 
 @dataclass(frozen=True, eq=False)
 class Selection:
-    """The keys that each query of :meth:`Session.attend` attends, for models with an indexer of their own.
+    """The keys that each query of :meth:`Session.attend` attends, for models with their own indexer.
 
-    Index i names the tokens ``i * unit_tokens`` to ``(i + 1) * unit_tokens - 1`` of the query's sequence. A query attends those of
-    them that it could see without a selection. Indices of a row ascend, and -1 fills the rest of it; a row of -1 attends no key.
+    Index i names the tokens ``i * unit_tokens`` to ``(i + 1) * unit_tokens - 1`` of the query's sequence. A query attends those
+    that it could see without a selection. Indices of a row ascend, and -1 fills the rest of the row. A row of -1 attends no
+    key.
 
     Parameters
     ----------
     idx : array_like
-        [n_tokens, n_kv_heads, n_idx] int32, or [n_tokens, 1, n_idx] where all KV heads attend the same keys. In host memory or, of
-        a call on arrays in device memory, there: on the stream of the call, without waiting. A row of these that is wrong makes
-        the query's o and lse NaN, and a later call raises InvalidArgumentError. A step on a stream takes no others.
+        [n_tokens, n_kv_heads, n_idx] int32, or [n_tokens, 1, n_idx] for all KV heads alike. In host memory, or, for calls on
+        device arrays, in device memory. Indices in device memory are read in the order of the call's stream, without waiting. A
+        wrong row of them makes the query's o and lse NaN, and a later call raises InvalidArgumentError. A step on a stream
+        takes them in device memory only.
     unit_tokens : int
         A power of two from 1 to 256.
     any_order : bool
-        Indices of a row may stand in any order: the library sorts a copy of each row.
+        Indices of a row may be in any order: the library sorts a copy of each row.
     plus_window : bool
-        Queries also attend the session's `sink_tokens` first keys and the `window_tokens` newest up to their own.
+        Queries also attend the session's `sink_tokens` first keys and the `window_tokens` newest keys up to their own.
     """
 
     idx: Any
@@ -38,7 +40,7 @@ class Selection:
 
 
 class SelectionArgument:
-    """A tandem_selection in C memory, and what keeps its indices alive."""
+    """A tandem_selection in C memory, with its indices, which it keeps alive."""
 
     __slots__ = ("_idx", "_struct")
 

@@ -30,7 +30,7 @@ from ._tensor import TENSOR_BYTES, Tensor, pack
 from ._weights import Weights
 
 if TYPE_CHECKING:
-    from typing_extensions import Self, Unpack  # of typing from Python 3.11 on; not needed at run time
+    from typing_extensions import Self, Unpack  # in typing from Python 3.11 on; only type checkers need it
 
 Output = TypeVar("Output")
 _attend = lib.tandem_attend
@@ -48,28 +48,30 @@ class SessionStats:
     n_attends, n_query_tokens : int
         Calls, and their queries per layer.
     resident_kv_bytes_read, host_kv_bytes_read, dense_kv_bytes : int
-        K and V read inside the window, outside it, and what policy "all" would have read.
+        K and V read inside the window, read outside it, and what policy "all" would have read.
     evicted_tokens, n_refreshes : int
         Tokens that left the window, per layer, and selections made.
     selected_keys, host_keys : int
-        Now: keys selected, and what they were selected from.
+        Keys selected now, and keys outside the window now.
     attend_ns, refresh_ns, refresh_wait_ns : int
-        In calls, in making selections, in calls that wait for these.
+        Time in calls, time spent on making selections, and time that calls waited for these.
     n_device_attends : int
         Calls on device tensors.
     n_host_parts, host_part_ns, host_part_tokens : int
-        Parts of these that the CPU computed, their time, and the keys that it attended.
+        Parts of these calls that the CPU computed, their time, and the keys that the CPU attended.
     n_stream_parts, stream_part_ns, stream_part_tokens, n_joint_parts : int
-        Parts that the device computed over keys outside the window, their time, the keys that crossed the bus, and of these parts
-        those of which the CPU computed some keys.
+        Parts outside the window that the device computed, their time, and the keys that crossed the bus. `n_joint_parts` counts
+        those of these parts with keys that the CPU attended.
     staged_kv_bytes, filled_kv_bytes, streamed_kv_bytes, streamed_x_bytes : int
-        K and V that went to the host store, to windows that lacked them, across the bus; hidden states that crossed it.
+        K and V copied to the host store, K and V copied into windows that lacked them, K and V that crossed the bus, and hidden
+        states that crossed it.
     judged_kv_bytes : int
-        K, and bounds of K, that policy "hip" read to choose keys; on a device at most.
+        K, and bounds of K, that policy "hip" read to choose keys; on a device an upper bound.
     pattern_pairs, pattern_dense_pairs : int
-        Pairs of a query and a key, query head by query head, that appends under "patterns" attended, and what policy "all" would have.
+        (query, key) pairs that appends under "patterns" attended, summed over query heads, and the pairs that "all" would have
+        attended.
     n_planned_parts, predicted_part_ns, planned_part_ns : int
-        Parts of which the engine knew what they would take, that, and what they took.
+        Parts whose time the engine could predict, their predicted time, and their measured time.
     """
 
     n_attends: int
@@ -106,28 +108,28 @@ class SessionStats:
 
 @dataclass(frozen=True)
 class RoutePlan:
-    """Who will compute over the keys of a call on device tensors, and what that takes.
+    """Which processor will attend the keys of a call on device tensors, and how long that takes.
 
     Attributes
     ----------
     resident_tokens, host_tokens, stream_tokens : int
-        In windows; attended by the CPU; that cross the bus.
+        Keys in windows, keys that the CPU attends, keys whose K and V cross the bus.
     host_bytes, stream_bytes : int
-        K and V of the latter two.
+        K and V of `host_tokens` and of `stream_tokens`.
     host_ns : int
-        When the CPU has ended. Times count from when the call's queries are there, with CPU and bus as slow as they make each
-        other; 0 where nothing is known.
+        Time of the CPU. Times run from the arrival of the call's queries to the end of a processor's work. They include the
+        slowdown of CPU and bus by each other. 0: nothing is known.
     bus_ns : int
-        When the bus has, with what it brings before the queries are there, as in the session's last such calls.
+        Time of the bus, with transfers before the queries arrive, as in the session's last such calls.
     device_ns : int
-        When the device has, of rebuilt keys and long appends (by a trial of their kernels); 0 where it hides behind the bus.
+        Time of the device for rebuilt keys and long appends (by a trial of their kernels); 0 if hidden behind the bus.
     total_ns : int
-        The last of them, without what the bus brings before.
+        The end of the last one, without transfers before the queries arrive.
     host_alone_ns, stream_alone_ns : int
-        If the CPU, or the bus, had all keys outside the windows.
+        Times if the CPU attended all keys outside the windows, and if all these keys crossed the bus.
     recompute_tokens, recompute_bytes, recompute_alone_ns : int
-        Whose hidden states cross the bus, these, and if the device made all keys outside the windows (the bus alone where making
-        them has not been measured); 0 without hidden states.
+        Keys whose hidden states cross the bus, the bytes of these, and the time if the device made all keys outside the windows
+        (of the bus alone if making them has not been measured); 0 without hidden states.
     """
 
     resident_tokens: int
@@ -146,7 +148,7 @@ class RoutePlan:
     recompute_alone_ns: int
 
     def report(self) -> dict[str, Any]:
-        """The same as the library says it in JSON."""
+        """Return the plan as the library's JSON report."""
         struct = _abi.RoutePlanStruct(struct_size=ctypes.sizeof(_abi.RoutePlanStruct), **asdict(self))
         return json_report(lib.tandem_route_report, byref(struct))
 
@@ -170,26 +172,26 @@ def _parents(parent_idx: Several[int], n_tokens: int) -> Any:
 
 
 class CancelFlag(NotCopied):
-    """What stops calls of :meth:`Session.attend` that it is given to; any thread may set it."""
+    """A flag that stops calls of :meth:`Session.attend`, to which it is passed. Any thread may set it."""
 
     def __init__(self) -> None:
         self._value = ctypes.c_int32(0)
 
     def set(self) -> None:
-        """Stop them, and those that come until :meth:`clear`."""
+        """Stop running calls, and later ones until :meth:`clear`."""
         self._value.value = 1
 
     def clear(self) -> None:
-        """Stop no more."""
+        """Let calls run again."""
         self._value.value = 0
 
     def is_set(self) -> bool:
-        """Whether it stops them."""
+        """Whether the flag is set."""
         return self._value.value != 0
 
 
 class Listener:
-    """A progress callback as the library calls it. An exception stops the call, which raises it."""
+    """A progress callback in the form that the library calls. An exception in it stops the call, which then raises it."""
 
     def __init__(self, progress: Callable[[int, int], object], engine: Handle) -> None:
         self._progress = progress
@@ -201,7 +203,7 @@ class Listener:
     def _hear(self, done: int, total: int, _: int | None) -> int:
         thread = threading.get_ident()
         try:
-            outer = telling.get(thread)  # of another engine
+            outer = telling.get(thread)  # a callback of another engine's call may be running
             telling[thread] = self._engine
             try:
                 self._progress(done, total)
@@ -210,7 +212,7 @@ class Listener:
                     del telling[thread]
                 else:
                     telling[thread] = outer
-        except BaseException as error:  # KeyboardInterrupt too: nothing may unwind into the library
+        except BaseException as error:  # KeyboardInterrupt too, because no exception may unwind into the library
             self.raised = error
             return 1
         return 0
@@ -220,7 +222,8 @@ _sessions: "weakref.WeakSet[Session]" = weakref.WeakSet()
 
 
 def _unlock_child() -> None:
-    """In a child made by fork() a lock may be held by a thread that stayed behind; the library refuses calls there, at once."""
+    """Replaces the locks in a child of fork(), where a thread of the parent may hold one. The library refuses calls there
+    anyway."""
     for session in list(_sessions):
         session._lock = threading.Lock()
 
@@ -230,12 +233,12 @@ if hasattr(os, "register_at_fork"):
 
 
 class Session(Owner):
-    """A policy and its memory of what was attended. Calls of several threads wait for each other.
+    """A policy and its memory of what was attended. Only one thread's call runs at a time; others wait.
 
     Parameters
     ----------
     cache : Cache
-        Several sessions may read one.
+        The cache to attend. Several sessions may read one cache.
     **options
         :class:`tandem.SessionOptions`.
 
@@ -244,7 +247,7 @@ class Session(Owner):
     NotFoundError
         `policy` is unknown.
     UnsupportedError
-        The policy cannot serve the model.
+        The policy does not support the model.
     CapacityError
     """
 
@@ -254,8 +257,8 @@ class Session(Owner):
         options_struct = session_struct(options)
         pointer = create(lib.tandem_session_create, parent, ctypes.byref(options_struct))
         self._own(Handle(pointer, lib.tandem_session_release, cache._handle))
-        # The arguments of attend, written anew in each call: six tensors and the struct that points to them. The lock is
-        # what keeps one thread's tensors out of another's call.
+        # Memory for the arguments of attend: six tensors, and the struct that points to them. Each call writes them anew. The
+        # lock keeps one thread's tensors out of another thread's call.
         self._lock = threading.Lock()
         _sessions.add(self)
         self._memory = ctypes.create_string_buffer(6 * TENSOR_BYTES + _ARGS_BYTES)
@@ -282,9 +285,9 @@ class Session(Owner):
                partial: bool = False, parent_idx: Several[int] | None = None, stream: int | None = None,
                cancel: CancelFlag | None = None, progress: Callable[[int, int], object] | None = None,
                selection: Selection | None = None) -> Any:
-        """Append `k` and `v` to one layer, then ``o = softmax(logits) V`` over the keys that the policy selects.
+        """Append `k` and `v` to one layer, then compute ``o = softmax(logits) V`` over the keys that the policy selects.
 
-        Tokens of all sequences stand one after another; n_tokens is the sum of `q_lens`.
+        In every array the sequences' tokens follow one another. n_tokens is the sum of `q_lens`.
 
         Parameters
         ----------
@@ -294,38 +297,41 @@ class Session(Owner):
             [n_tokens, n_q_heads, k_head_dim], f32, f16 or bf16.
         k, v : array_like, optional
             [n_tokens, n_kv_heads, k_head_dim] and [n_tokens, n_kv_heads, v_head_dim], of any element type. Both None: nothing
-            is appended and the queries are the last tokens already there. `v` None alone: V aliases K.
+            is appended, and the queries are the last tokens of the sequence. `v` None alone: V aliases K.
         layer_idx : int
         q_lens : sequence of int, optional
-            Tokens of each sequence; None: with one sequence all of `q`.
+            Tokens of each sequence. None: one sequence, with all tokens of `q`.
         out : array_like, optional
-            Written: [n_tokens, n_q_heads, v_head_dim]; f32, f16 or bf16. None: a NumPy array is made, of q's type where q is one
-            of floats, else f32. Needed where `q` is in device memory.
+            Written: [n_tokens, n_q_heads, v_head_dim]; f32, f16 or bf16. None: a NumPy array is made, of q's type if q is a
+            NumPy array of floats, else f32. Must be given if `q` is in device memory.
         lse : array_like, optional
             Written: [n_tokens, n_q_heads] f32, natural log of the sum of exp of the logits.
         x : array_like, optional
-            [n_tokens, hidden_dim] hidden states of the appended tokens, where the layer keeps them.
+            [n_tokens, hidden_dim] hidden states of the appended tokens. Needed if the layer keeps hidden states.
         speculative : bool
             The appended tokens are a guess, kept apart until :meth:`commit`.
         partial : bool
-            A chunk of a longer append: the last chunk does the re-evaluation.
+            A chunk of a longer append. The last chunk, without this flag, re-evaluates all keys.
         parent_idx : sequence of int, optional
-            [n_tokens] the tree of speculative tokens: index within the token's sequence in this call, -1 for the root.
+            [n_tokens] the parents of speculative tokens, counted within the token's sequence in this call. -1: the last token
+            before.
         stream : int, optional
-            CUDA stream, for arrays in device memory; None or 0: the legacy default stream. They have to live until it has
-            passed the call, which memory that a stream-ordered allocator, as PyTorch's, took on this stream does by itself.
+            CUDA stream, for arrays in device memory; None or 0: the legacy default stream. The arrays must live until the
+            stream has passed the call. A stream-ordered allocator, such as PyTorch's, ensures that for memory that it took on
+            this stream.
         cancel : CancelFlag, optional
-            Stops the call when any thread sets it; nothing has changed then. For arrays in host memory.
+            Stops the call when any thread sets it. The call has changed nothing then. For arrays in host memory.
         progress : callable, optional
-            Called by this thread with the work done and the work there is, in units of no fixed size. When it raises, the call
-            stops, as by `cancel`, and raises that. It may not use this session, nor its engine to attend, append or merge.
+            Called by this thread with the work done and the work in all, in units of no fixed size. An exception in it stops
+            the call, as `cancel` does, and the call raises it. It must not use this session, nor its engine to attend, append
+            or merge.
         selection : Selection, optional
-            The keys that queries attend, in place of those of the session's policy. For layers of policy "all" without
-            streaming heads.
+            The keys that queries attend, instead of those of the session's policy. For layers of policy "all" without streaming
+            heads.
 
         Returns
         -------
-        o : `out`, or the array made
+        o : `out`, or the new array
 
         Raises
         ------
@@ -333,7 +339,7 @@ class Session(Owner):
         CancelledError
             `cancel` was set.
         InvalidStateError
-            Speculative tokens pending; q_lens beyond what the step declared; the call comes from a progress callback."""
+            Speculative tokens are pending; q_lens exceed what the step declared; the call comes from a progress callback."""
         if isinstance(sequences, Sequence):
             ids = sequences._id_array if sequences.cache is self.cache else ids_of(self.cache, (sequences,))
         else:
@@ -389,12 +395,12 @@ class Session(Owner):
             raise taken_error(status, error)
 
     def _free(self) -> threading.Lock:
-        """The lock of a call."""
+        """Returns the lock of a call, unless the caller is in a progress callback of this engine."""
         refuse_in_callback(self.cache._engine)
         return self._lock
 
     def _new_output(self, q: Any, layer_idx: int) -> NDArray[Any]:
-        """q: a Tensor or an array that is as good as one."""
+        """Makes an output array for the queries q, a Tensor or an array."""
         if isinstance(q, Tensor) and q.device != "host":
             raise invalid("out", "is None: where q is in device memory the output is the caller's")
         layer = self.cache.layer(layer_idx)
@@ -402,7 +408,7 @@ class Session(Owner):
         dtype = array.dtype if isinstance(array, np.ndarray) and array.dtype.kind in "fV" else np.dtype(np.float32)
         try:
             return np.empty((q.shape[0], layer.n_q_heads, layer.v_dim), dtype)
-        except (MemoryError, ValueError) as error:  # more bytes than there are, or than there can be
+        except (MemoryError, ValueError) as error:  # more bytes than the machine has, or than an array can have
             raise OutOfMemoryError(f"out: {error}", status=_abi.STATUS["OUT_OF_MEMORY"], field="out") from None
 
     def commit(self, sequence: Sequence, kept_idx: Several[int]) -> None:
@@ -412,14 +418,14 @@ class Session(Owner):
         ----------
         sequence : Sequence
         kept_idx : sequence of int
-            Of the speculative tokens those that stay, ascending, a chain in their tree; the others go, in every layer.
+            The speculative tokens that stay, ascending, a chain of the tree. The others are dropped, in every layer.
 
         Raises
         ------
         InvalidStateError
             Nothing is speculative, or layers are uneven.
         InvalidArgumentError
-            Not a chain.
+            The tokens are not a chain.
         """
         ids = ids_of(self.cache, (sequence,))
         kept = array_of("kept_idx", kept_idx, ctypes.c_int64, 64)
@@ -428,13 +434,13 @@ class Session(Owner):
 
     def step(self, sequences: Sequence | Several[Sequence], q_lens: int | Several[int] = 1, *,
              stream: int | None = None) -> "Step":
-        """A step, to be entered by ``with``: `q_lens` tokens will be appended to `sequences` in every layer.
+        """Return a step for ``with``: `q_lens` tokens will be appended to `sequences` in every layer.
 
         Parameters
         ----------
         sequences : Sequence or sequence of Sequence
         q_lens : int or sequence of int
-            Of each sequence; one number goes for all.
+            Tokens of each sequence. One number counts for all.
         stream : int, optional
             Plans the step for device tensors on this CUDA stream.
         """
@@ -446,8 +452,8 @@ class Session(Owner):
         return Step(self, ours, lens, stream)
 
     def pattern_pairs(self, layer_idx: int = 0) -> tuple[int, int]:
-        """Of one layer: pairs of a query and a key, query head by query head, that appends under "patterns" attended, and what policy
-        "all" would have attended.
+        """Return, for one layer, the (query, key) pairs that appends under "patterns" attended, summed over query heads, and
+        the pairs that policy "all" would have attended.
 
         Parameters
         ----------
@@ -461,21 +467,21 @@ class Session(Owner):
 
     def selection(self, sequence: Sequence, *, layer_idx: int = 0, kv_head_idx: int = 0,
                   q_head_idx: int = 0) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """The keys that the next decode query of one KV head would attend.
+        """Return the keys that the next decode query of one KV head would attend.
 
         Parameters
         ----------
         sequence : Sequence
         layer_idx, kv_head_idx : int
         q_head_idx : int
-            Query head within the group, whose MAW is wanted.
+            Query head of the group whose MAW is returned.
 
         Returns
         -------
         token_idx : ndarray of int64
             Ascending, sinks and window included.
         maw : ndarray of float32
-            Share of each key that was selected outside window and sinks; 0 for the others.
+            Weight share of each selected key outside window and sinks; 0 for other keys.
         """
         ids = ids_of(self.cache, (sequence,))
         where = [integer(name, value, 32) for name, value in
@@ -491,20 +497,20 @@ class Session(Owner):
                 return token_idx[:n_kept.value], maw[:n_kept.value]
 
     def plan(self, kv_lens: Several[int], q_lens: Several[int] | None = None, *, layer_idx: int = 0) -> RoutePlan:
-        """Who will compute the next call on device tensors. Where the engine has not measured yet, it does.
+        """Return the plan of the next call on device tensors. The engine measures what it has not measured yet.
 
         Parameters
         ----------
         kv_lens : sequence of int
-            Tokens of each sequence, those of the call among them.
+            Tokens of each sequence, the call's included.
         q_lens : sequence of int, optional
-            How many these are; None: 1 each.
+            The call's own tokens of each sequence. None: 1 each.
         layer_idx : int
 
         Raises
         ------
         UnsupportedError
-            There is no device, or a policy that does not attend all keys.
+            The engine has no device, or the policy does not attend all keys.
         InvalidArgumentError, CapacityError, OutOfMemoryError
         """
         keys = array_of("kv_lens", kv_lens, ctypes.c_int64, 64)
@@ -518,25 +524,25 @@ class Session(Owner):
         return RoutePlan(**{name: getattr(made, name) for name in RoutePlan.__dataclass_fields__})
 
     def use_weights(self, layer_idx: int, weights: Weights, w_k_block: int, w_v_block: int) -> None:
-        """Say where W_K and W_V of a layer are whose projection has none: blocks of `weights`, from the next call on.
+        """Give W_K and W_V of a layer whose projection has none. From the next call on they are blocks of `weights`.
 
-        Route ``"recompute"``, and ``"auto"`` where that gains, has them in use while it makes keys. Until it is told,
+        Route ``"recompute"`` uses the blocks while it makes keys, and ``"auto"`` does if that saves time. Without this call,
         ``"recompute"`` raises :class:`InvalidStateError` and ``"auto"`` makes no keys. May be called again.
 
         Parameters
         ----------
         layer_idx : int
         weights : Weights
-            Of the session's engine; they may be closed, as the session keeps them.
+            Weights of the session's engine. The session keeps them alive after they are closed.
         w_k_block, w_v_block : int
-            Where the matrices are, of the projection's `w_type` and in its `w_order`.
+            Block indices of the matrices, which have the projection's `w_type` and `w_order`.
 
         Raises
         ------
         UnsupportedError
-            The layer has no projection, or one with weights of its own.
+            The layer has no projection, or one with its own weights.
         InvalidArgumentError
-            A block is not there or has another size; the weights are of another engine.
+            A block is missing or has another size, or the weights are of another engine.
         """
         given = pointer_of("weights", weights, Weights)
         blocks = [integer(name, value, 32) for name, value in (("w_k_block", w_k_block), ("w_v_block", w_v_block))]
@@ -544,7 +550,7 @@ class Session(Owner):
             call(lib.tandem_session_use_weights, self._handle.pointer, integer("layer_idx", layer_idx, 32), given, *blocks)
 
     def stats(self) -> SessionStats:
-        """Sums since the session was made. Waits for selections in flight and for calls under way on the device."""
+        """Return sums since the session was made. Waits for refreshes, and for the device's calls, that are under way."""
         with self._free():
             return read_stats(SessionStats, _abi.SessionStatsStruct(), lib.tandem_session_get_stats, self._handle.pointer)
 
@@ -553,13 +559,13 @@ class Session(Owner):
 
 
 class Step(NotCopied):
-    """One step of a session: what happens between entering and leaving counts together. Made by :meth:`Session.step`.
+    """One step of a session, from :meth:`Session.step`. Between entering and leaving, every layer gets the same tokens.
 
     Raises
     ------
     InvalidStateError
-        On entering: a step is open. On leaving: a layer got fewer tokens than declared; every sequence of the step is back at
-        its old length then. When the body itself raises, that exception is the one that is seen.
+        On entering: another step is open. On leaving: a layer got fewer tokens than declared. The step's sequences are then
+        rolled back. An exception of the body hides this one.
     CapacityError, OutOfMemoryError, BusyError
         On entering.
     """
@@ -582,5 +588,5 @@ class Step(NotCopied):
             with self._session._free():
                 call(lib.tandem_step_end, self._session._handle.pointer, self._stream)
         except InvalidStateError:
-            if kind is None:  # else the step was not completed because of what the body raised
+            if kind is None:  # else the body's exception is why the step is incomplete
                 raise

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Merging of attention states, memory plans, and what an engine can serve: functions beside the objects."""
+"""Functions beside the objects: merging of attention states, memory plans, and what an engine supports."""
 import ctypes
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
@@ -20,25 +20,25 @@ from ._tensor import TensorArgument, as_tensor
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """What a cache with one session will hold, in bytes.
+    """The memory that a cache with one session will hold, in bytes.
 
     Attributes
     ----------
     host_kv_bytes, host_session_bytes : int
         Pages; MAW and selection tables.
     selection_max_bytes : int
-        Compacted copies of selected keys: an upper bound, the rest is exact.
+        Compacted copies of selected keys. This is an upper bound; the other members are exact.
     device_window_bytes, device_work_bytes, device_stream_bytes, device_weights_bytes : int
         In device memory, as in :class:`tandem.CacheStats`; 0 without a device.
     device_window_max_bytes : int
-        Windows once each sequence has filled its own, however long it becomes.
+        Windows once every sequence has filled its window, however long it becomes.
     judged_kv_bytes, judged_first_bytes, judged_max_bytes : int
-        Not held, but read: what the stages of policy "hip" read in a decode step on average, the first stages of these, and what all read
-        in a step in which they run.
+        Not held, but read by the stages of policy "hip" in a decode step: on average, the first stages' part of that, and in a
+        step in which all stages run.
     kv_token_bytes, x_token_bytes : int
         K and V of one token in all layers, and its hidden states.
     shared_bytes : int
-        Pinned host memory: device and host hand over there, and windows are filled through it.
+        Pinned host memory for the handshake of device and host, and to fill windows.
     """
 
     host_kv_bytes: int
@@ -57,13 +57,13 @@ class MemoryPlan:
     judged_max_bytes: int
 
     def report(self) -> dict[str, Any]:
-        """The same as the library says it in JSON."""
+        """Return the plan as the library's JSON report."""
         struct = _abi.MemoryPlanStruct(struct_size=ctypes.sizeof(_abi.MemoryPlanStruct), **asdict(self))
         return json_report(lib.tandem_plan_report, ctypes.byref(struct))
 
 
 class Support(NamedTuple):
-    """Whether an engine can serve something. Usable as a bool.
+    """The answer of :func:`tandem.supports`, usable as a bool.
 
     Attributes
     ----------
@@ -81,7 +81,7 @@ class Support(NamedTuple):
 
 def plan_memory(engine: Engine, model: Model, kv_lens: Sequence[int], *, cache: CacheOptions | None = None,
                 session: SessionOptions | None = None) -> MemoryPlan:
-    """The memory that a cache with one session will take, without allocating anything.
+    """Return the memory that a cache with one session will take, without allocating it.
 
     Parameters
     ----------
@@ -97,7 +97,7 @@ def plan_memory(engine: Engine, model: Model, kv_lens: Sequence[int], *, cache: 
     CapacityError
         A cap would be exceeded.
     TandemError
-        As the create calls.
+        The errors of creating the cache and the session.
     """
     handles = pointer_of("engine", engine, Engine), pointer_of("model", model, Model)
     struct = _abi.MemoryPlanStruct(struct_size=ctypes.sizeof(_abi.MemoryPlanStruct))
@@ -110,13 +110,13 @@ def plan_memory(engine: Engine, model: Model, kv_lens: Sequence[int], *, cache: 
 
 def supports(engine: Engine, layer: Layer | None = None, *, cache: CacheOptions | None = None,
              session: SessionOptions | None = None) -> Support:
-    """Whether an engine can serve such a layer, cache and session.
+    """Return whether an engine can serve such a layer, cache and session.
 
     Parameters
     ----------
     engine : Engine
     layer : Layer, optional
-        None, here and below: not asked about.
+        None, here and below: not checked.
     cache : CacheOptions, optional
     session : SessionOptions, optional
     """
@@ -133,7 +133,7 @@ def supports(engine: Engine, layer: Layer | None = None, *, cache: CacheOptions 
 
 def merge(engine: Engine, o: Sequence[Any], lse: Sequence[Any], *, out: Any = None, lse_out: Any = None,
           stream: int | None = None) -> tuple[Any, Any]:
-    """Merge states over disjoint keys: exact, in the order given.
+    """Merge states over disjoint keys, exactly, in the given order.
 
     Parameters
     ----------
@@ -150,7 +150,7 @@ def merge(engine: Engine, o: Sequence[Any], lse: Sequence[Any], *, out: Any = No
     Returns
     -------
     o, lse
-        What was given or made.
+        The given or the new arrays.
     """
     handle = pointer_of("engine", engine, Engine)
     refuse_in_callback(engine._handle)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
 """Arrays of other packages as tensors of the C ABI, without a copy.
 
-Taken are NumPy arrays, what has __dlpack__ (PyTorch, JAX, CuPy, ...), __cuda_array_interface__ or __array_interface__, in
-this order, with their strides. What the C ABI cannot check is checked here: that strides are whole elements, that the bytes
-are in this machine's order, that an output may be written. A stride of a dimension of length 0 or 1 is never stepped over,
-producers write anything there, and the packed stride is put in.
+Supported are NumPy arrays and objects with __dlpack__ (PyTorch, JAX, CuPy, ...), __cuda_array_interface__ or
+__array_interface__, tried in this order, with their strides. This module checks what the C ABI cannot: strides are whole
+elements, bytes are in this machine's order, an output is writable. In a dimension of length 0 or 1 producers may write any
+stride, as it is never used. It is replaced by the packed stride.
 """
 import ctypes
 import struct
@@ -19,24 +19,24 @@ from ._errors import InvalidArgumentError, NotCopied, UnsupportedError, asked_of
 from ._options import integer, named
 
 TENSOR_BYTES = ctypes.sizeof(_abi.TensorStruct)
-# struct_size, dtype, device_type, device_index, data, n_dims, reserved, shape, stride; bytes that are padding become 0.
+# struct_size, dtype, device_type, device_index, data, n_dims, reserved, shape, stride. Padding bytes become 0.
 _PACKERS = [struct.Struct("")] + [struct.Struct(f"=IiiiQii{n}q{8 * (4 - n)}x{n}q{8 * (4 - n)}x") for n in (1, 2, 3, 4)]
 _F32, _F16, _BF16 = (_abi.DTYPES[name] for name in ("f32", "f16", "bf16"))
 _NATIVE = "<" if np.little_endian else ">"
 _TYPESTRS = {f"{_NATIVE}f4": _F32, f"{_NATIVE}f2": _F16, f"{_NATIVE}i4": _abi.I32}
-_EXTENSION_NAMES = {"bfloat16": _BF16, "float8_e4m3fn": _abi.DTYPES["e4m3"]}  # of ml_dtypes, whose typestr is an opaque one
-# Elements and bytes of the smallest unit that an element type is addressed in: blocks of codes.
+_EXTENSION_NAMES = {"bfloat16": _BF16, "float8_e4m3fn": _abi.DTYPES["e4m3"]}  # of ml_dtypes, whose typestr is opaque
+# Elements and bytes of the smallest addressable unit of an element type: one element, or a block of codes.
 _UNITS = {_F32: (1, 4), _abi.I32: (1, 4), _F16: (1, 2), _BF16: (1, 2), _abi.DTYPES["e4m3"]: (1, 1), _abi.DTYPES["q8_0"]: (32, 34),
           _abi.DTYPES["q4_0"]: (32, 18), _abi.DTYPES["q4_64"]: (64, 36)}
-# Element types that an array of plain numbers may be declared to hold.
+# Element types that an array of plain integers may be declared to hold.
 _DECLARED = {"bf16": ("u2", "i2"), "e4m3": ("u1", "i1"), "q8_0": ("u1", "i1"), "q4_0": ("u1", "i1"), "q4_64": ("u1", "i1")}
 
 
 class Tensor(NotCopied):
-    """A view of somebody's array that calls take in place of the array itself.
+    """A view of an array, which calls take instead of the array itself.
 
-    Worth making for element types that NumPy has no name for, and once before a loop that passes the same array again and
-    again. It keeps the array alive; an array that is resized or rebound to other memory needs a new view.
+    Useful for element types that NumPy cannot name, and before a loop that passes the same array in every call. It keeps the
+    array alive. An array that is resized or rebound to other memory needs a new view.
 
     Parameters
     ----------
@@ -44,13 +44,13 @@ class Tensor(NotCopied):
         NumPy array, or an object with ``__dlpack__``, ``__cuda_array_interface__`` or ``__array_interface__``. The last
         dimension is contiguous; 1 to 4 dimensions.
     dtype : str, optional
-        What plain integers hold: ``"bf16"`` for 16-bit integers; ``"e4m3"`` for bytes; ``"q8_0"``, ``"q4_0"``, ``"q4_64"``
-        for rows of ggml's blocks as bytes, where ``shape`` then counts elements.
+        Element type of plain integers: ``"bf16"`` for 16-bit integers; ``"e4m3"`` for bytes; ``"q8_0"``, ``"q4_0"``,
+        ``"q4_64"`` for rows of ggml's blocks as bytes. For blocks, ``shape`` counts elements.
     stream : int, optional
-        CUDA stream on which an array in device memory is going to be used, by calls on that stream alone; None: the legacy
-        default stream. An object with ``__dlpack__`` makes it wait for its own work, once, now.
+        CUDA stream on which an array in device memory will be used. Only calls on this stream may take the view. None: the
+        legacy default stream. An object with ``__dlpack__`` makes the stream wait for its own work once, now.
     device_index : int, optional
-        Device of an array that has ``__cuda_array_interface__`` alone, which does not say.
+        Device of an array that has only ``__cuda_array_interface__``, which does not name it.
 
     Attributes
     ----------
@@ -61,18 +61,18 @@ class Tensor(NotCopied):
     device : str
         ``"host"`` or ``"cuda"``.
     writable : bool
-        Whether it may be an output. An object that has ``__dlpack__`` alone may where it is PyTorch's or CuPy's: other packages,
-        as JAX, export arrays that never change without saying that they are read-only. A tensor that PyTorch holds as the
-        negative of its memory is copied, and may not.
+        Whether the view may be an output. An object with only ``__dlpack__`` may if it is PyTorch's or CuPy's. Other packages,
+        such as JAX, export immutable arrays without saying that they are read-only. A tensor that PyTorch holds as the negative
+        of its memory is copied, so it may not.
     array : object
-        What was given.
+        The array that was given.
 
     Raises
     ------
     InvalidArgumentError
-        Element type, byte order, strides or number of dimensions cannot be used.
+        The element type, byte order, strides or number of dimensions is not supported.
     UnsupportedError
-        Neither host nor CUDA memory.
+        The memory is neither host nor CUDA memory.
     """
 
     __slots__ = ("_code", "_device", "_packed", "_owner", "_stream", "array", "shape", "writable")
@@ -80,7 +80,7 @@ class Tensor(NotCopied):
     array: Any
     shape: tuple[int, ...]
     writable: bool
-    _stream: int | None  # the one that waits for the array's producer; None: nothing is to be waited for
+    _stream: int | None  # the stream that waits for the array's producer; None: no wait is needed
 
     def __init__(self, array: Any, dtype: str | None = None, *, stream: int | None = None, device_index: int = 0) -> None:
         self.array = array
@@ -122,7 +122,7 @@ View = tuple[bytes, int, int, tuple[int, ...], bool, object]  # the slots of a T
 
 
 def packed_view(place: tuple[int, int, int], code: int, shape: Sequence[int], strides: Sequence[int] | None) -> bytes:
-    """The bytes of a tandem_tensor. place: device type, device index, address; strides in elements, None: contiguous."""
+    """Returns a tandem_tensor as bytes. place: device type, device index, address. strides: in elements; None: contiguous."""
     n_dims = len(shape)
     if not 1 <= n_dims <= 4:
         raise invalid("n_dims", f"= {n_dims}, must be 1 to 4")
@@ -146,7 +146,7 @@ def packed_view(place: tuple[int, int, int], code: int, shape: Sequence[int], st
 
 
 def made(array: Any, view: View) -> Tensor:
-    """A Tensor by whoever knows what its constructor would find out."""
+    """Makes a Tensor from a view that the caller has already checked."""
     tensor = Tensor.__new__(Tensor)
     tensor.array = array
     tensor._take(view)
@@ -154,7 +154,7 @@ def made(array: Any, view: View) -> Tensor:
 
 
 def _code_of(array: Any, typestr: str, dtype: str | None) -> int:
-    """The element type of an array, by its own name or as declared."""
+    """Returns the element type of an array: its own, or the declared one."""
     own = _TYPESTRS.get(typestr)
     if own is None:
         own = _EXTENSION_NAMES.get(str(getattr(array, "dtype", "")))
@@ -173,7 +173,7 @@ def _code_of(array: Any, typestr: str, dtype: str | None) -> int:
 
 
 def _in_elements(code: int, shape: Sequence[int], strides: Sequence[int] | None) -> tuple[tuple[int, ...], list[int] | None]:
-    """Shape and strides of the array, both counted in elements of the declared type. strides: bytes."""
+    """Returns shape and strides in elements of the declared type. `strides` is given in bytes."""
     elements, unit = _UNITS[code]
     counted = tuple(shape)
     if elements > 1:
@@ -201,7 +201,8 @@ def _dims(name: str, values: Any) -> tuple[int, ...]:
 
 
 def _described(array: Any, interface: Any, dtype: str | None, place: tuple[int, int]) -> View:
-    """What either of the interfaces says, which anybody may have written. place: device type and index."""
+    """Reads either array interface. Its contents are checked, because any code may have written them. place: device type and
+    index."""
     of_type("array", interface, dict)
     if interface.get("mask") is not None or np.ma.isMaskedArray(array):
         raise invalid("array", "has a mask, which attention does not know: fill it, or take what is under it")
@@ -233,7 +234,7 @@ def _from_interface(array: Any, dtype: str | None) -> View:
 def _from_cuda_interface(array: Any, dtype: str | None, stream: int | None, device_index: int) -> View:
     interface = asked_of_owner(getattr, array, "__cuda_array_interface__")
     view = _described(array, interface, dtype, (_abi.DEVICE_CUDA, device_index))
-    # Work of another stream that is still under way would have to be waited for, which takes the CUDA run time.
+    # Waiting for another stream's running work would need the CUDA run time.
     theirs = interface.get("stream")
     ours = stream or _DEFAULT_STREAM
     if theirs is not None and integer("stream", theirs, 65) != ours:
@@ -244,9 +245,9 @@ def _from_cuda_interface(array: Any, dtype: str | None, stream: int | None, devi
 
 
 def as_tensor(name: str, array: Any, stream: int | None = None, output: bool = False, in_order: bool = True) -> Tensor:
-    """What a call does with an argument; refuses an output that is read-only, and says which argument it was.
+    """Turns an argument of a call into a Tensor. Refuses a read-only output. The message names the argument.
 
-    in_order: the argument is used on `stream`, which a view of device memory must have been made for.
+    in_order: the argument is used on `stream`, so a view of device memory must have been made for that stream.
     """
     if isinstance(array, Tensor):
         tensor = array
@@ -268,8 +269,8 @@ def as_tensor(name: str, array: Any, stream: int | None = None, output: bool = F
     return tensor
 
 
-# The fast path of arrays that are C-contiguous and writable, which most are: what stands before and after the address depends
-# on element type and shape alone and is kept; the address comes from the buffer protocol, which refuses all other arrays.
+# Fast path for C-contiguous, writable NumPy arrays, which are the most common. The bytes before and after the address depend
+# only on element type and shape, and are cached. The address comes from the buffer protocol, which refuses all other arrays.
 _around_address: dict[tuple[Any, tuple[int, ...]], tuple[bytes, bytes]] = {}
 _MOST_KEPT = 4096
 _ADDRESS = slice(16, 24)
@@ -277,7 +278,8 @@ _byte = ctypes.c_char
 
 
 def pack(name: str, array: Any, stream: int | None, output: bool = False) -> tuple[bytes, object]:
-    """The bytes of an argument's tandem_tensor, and what keeps its memory alive. Refuses as :func:`as_tensor` does."""
+    """Returns the bytes of an argument's tandem_tensor, and the object that keeps its memory alive. Refuses as
+    :func:`as_tensor` does."""
     is_plain = type(array) is np.ndarray
     if is_plain:
         around = _around_address.get((array.dtype, array.shape))
@@ -285,7 +287,7 @@ def pack(name: str, array: Any, stream: int | None, output: bool = False) -> tup
             try:
                 held = _byte.from_buffer(array)
             except (BufferError, TypeError, ValueError):
-                pass  # read-only, not contiguous or empty
+                pass  # read-only, not contiguous, or empty
             else:
                 return around[0] + ctypes.addressof(held).to_bytes(8, sys.byteorder) + around[1], held
     tensor = as_tensor(name, array, stream, output)
@@ -296,7 +298,7 @@ def pack(name: str, array: Any, stream: int | None, output: bool = False) -> tup
 
 
 class TensorArgument:
-    """A tandem_tensor in C memory, for calls that are not worth a buffer of their own."""
+    """A tandem_tensor in C memory, for calls that do not need a reusable buffer."""
 
     __slots__ = ("_struct", "tensor")
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Weights that the device has no room for."""
+"""Offloaded weights, for which the device has no room."""
 from __future__ import annotations
 
 import ctypes
@@ -18,25 +18,25 @@ from ._library import lib
 from ._options import fill, integer, listed
 
 if TYPE_CHECKING:
-    from typing_extensions import Self  # of typing from Python 3.11 on; not needed at run time
+    from typing_extensions import Self  # in typing from Python 3.11 on; only type checkers need it
 
 
 @dataclass(frozen=True)
 class WeightsStats:
-    """Sums since the weights were made, and what they hold; sizes in bytes.
+    """Sums since the weights were made, and what they hold now; sizes in bytes.
 
     Attributes
     ----------
     n_blocks, n_resident : int
-        Blocks, and of these those that stay on the device.
+        All blocks, and those that are resident on the device.
     resident_bytes, host_bytes, pinned_bytes : int
-        Of blocks that stay; copies of the others, and of these what is pinned.
+        Bytes of resident blocks, host copies of the others, and the pinned part of these copies.
     device_bytes, buffer_bytes : int
-        Memory that blocks take there, and of this the buffer.
+        Device memory of blocks, and the streaming buffer's part of it.
     n_uses, n_streamed_uses, n_ahead : int
-        Uses, of these those of blocks that cross the bus, and of these those under way or there when they were asked for.
+        Uses, those of blocks that cross the bus, and those of these that were under way or there when asked for.
     streamed_bytes : int
-        Sent so far, in vain too.
+        Bytes sent so far, unneeded transfers included.
     """
 
     n_blocks: int
@@ -53,7 +53,7 @@ class WeightsStats:
 
 
 def _bytes_of(name: str, block: Any) -> Any:
-    """The bytes of a contiguous buffer, without a copy."""
+    """Returns the bytes of a contiguous buffer, without a copy."""
     try:
         view = block if isinstance(block, np.ndarray) else memoryview(block)
         contiguous = view.flags.c_contiguous if isinstance(view, np.ndarray) else view.c_contiguous
@@ -69,21 +69,21 @@ def _bytes_of(name: str, block: Any) -> Any:
 
 
 class Weights(Owner):
-    """A model's weights where the device has no room for all of them. Any thread may use them.
+    """A model's weights when the device has no room for all of them. Any thread may use them.
 
-    They are blocks of bytes in the order in which a token uses them, of which some stay on the device and the others cross the bus,
-    over and over, while what came before them computes.
+    They are blocks of bytes, in the order in which a token uses them. Some stay on the device. The others cross the bus again
+    and again, while the work before them computes.
 
     Parameters
     ----------
     engine : Engine
-        With a device.
+        An engine with a device.
     blocks : sequence of buffers
-        NumPy arrays or what has the buffer protocol, contiguous; copied.
+        NumPy arrays or objects with the buffer protocol, contiguous. They are copied.
     resident_bytes : int
-        Device memory for blocks that stay, chosen evenly over the order; 0: none stays.
+        Device memory for resident blocks, which are spread evenly over the order; 0: no block is resident.
     buffer_bytes : int
-        Device memory that the others go through; 0: any two that follow each other and the largest once more.
+        Device memory for the streamed blocks; 0: the largest sum of two neighbours, plus the largest block.
     host_cap_bytes, device_cap_bytes : int
         Hard caps; 0: none.
 
@@ -110,12 +110,13 @@ class Weights(Owner):
         self._own(Handle(pointer, lib.tandem_weights_release, engine._handle))
 
     def use(self, block_idx: int, stream: int | None = None) -> "Block":
-        """A block for what follows on `stream`, until :meth:`Block.done` or the end of a ``with``. Does not wait for the device.
+        """Return a block for later work on `stream`, until :meth:`Block.done` or the end of ``with``. Does not wait for the
+        device.
 
         Parameters
         ----------
         block_idx : int
-            In order, each block is there or on its way when it is asked for; one that is out of order is sent then.
+            In the blocks' order, each block is there or on its way when it is asked for. One out of order is sent only then.
         stream : int, optional
             CUDA stream; None or 0: the legacy default stream.
 
@@ -131,7 +132,7 @@ class Weights(Owner):
         return Block(self, idx, data.value or 0, pointer)
 
     def stats(self) -> WeightsStats:
-        """What the weights hold and what has been done."""
+        """Return what the weights hold and what they have done."""
         return read_stats(WeightsStats, _abi.WeightsStatsStruct(), lib.tandem_weights_get_stats, self._handle.pointer)
 
     def __repr__(self) -> str:
@@ -139,15 +140,15 @@ class Weights(Owner):
 
 
 class Block(NotCopied):
-    """A block in use, from :meth:`Weights.use`: bytes in device memory that other packages take without a copy.
+    """A block in use, from :meth:`Weights.use`: bytes in device memory that other packages can view without a copy.
 
-    ``torch.as_tensor(block, device="cuda")`` and ``cupy.asarray(block)`` are views of it, not to be written, for work on its stream
-    until :meth:`done`.
+    ``torch.as_tensor(block, device="cuda")`` and ``cupy.asarray(block)`` make read-only views, for work on its stream until
+    :meth:`done`.
 
     Attributes
     ----------
     data : int
-        Its address in device memory, 256-byte aligned.
+        Address in device memory, 256-byte aligned.
     n_bytes : int
     """
 
@@ -166,7 +167,7 @@ class Block(NotCopied):
                 "stream": self._stream or 1}
 
     def done(self) -> None:
-        """End the use: what was asked of the stream until now is all that reads the block. Does nothing a second time."""
+        """End the use. Only work that is on the stream by now may read the block. A second call does nothing."""
         weights, self._weights = self._weights, None
         if weights is not None:
             call(lib.tandem_weights_done, weights._handle.pointer, self._block_idx, self._stream)

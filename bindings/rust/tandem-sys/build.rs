@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: MIT
-//! Finds libtandem.so: in $TANDEM_LIB_DIR, else by asking pkg-config. Nothing is downloaded, built or guessed.
+//! Finds libtandem.so in $TANDEM_LIB_DIR, else through pkg-config. Downloads, builds and guesses nothing.
 use std::env;
 use std::path::Path;
 use std::process::Command;
 
-/// Where the library and its header are.
+/// The folders of the library and its header.
 struct Found {
     lib_dir: String,
-    include_dir: Option<String>, // None: only the library is there
+    include_dir: Option<String>, // None: there is no header
 }
 
-/// The folder with tandem/tandem.h: $TANDEM_INCLUDE_DIR, else beside the library's folder or, where that is one of a
-/// multiarch system (/usr/lib/x86_64-linux-gnu), beside the one above.
+/// Returns the folder with tandem/tandem.h: $TANDEM_INCLUDE_DIR, else the include folder beside the library's folder or
+/// beside the folder above that, as multiarch systems have it (/usr/lib/x86_64-linux-gnu).
 fn include_of(lib_dir: &Path) -> Result<Option<String>, String> {
     let has_header = |folder: &Path| folder.join("tandem/tandem.h").exists();
     if let Ok(named) = env::var("TANDEM_INCLUDE_DIR") {
@@ -43,7 +43,7 @@ fn pkg_config(arguments: &[&str]) -> Result<String, String> {
     Err(format!("{program} {}: {}", arguments.join(" "), String::from_utf8_lossy(&output.stderr).trim()))
 }
 
-/// A folder: pkg-config quotes spaces and the like for a shell, with backslashes.
+/// Returns a folder from pkg-config, which quotes spaces and the like with backslashes, for a shell.
 fn folder(variable: &str) -> Result<String, String> {
     let quoted = pkg_config(&[&format!("--variable={variable}"), "tandem"])?;
     let mut characters = quoted.chars();
@@ -66,7 +66,7 @@ fn main() {
         println!("cargo:rerun-if-env-changed={name}");
     }
     if env::var_os("DOCS_RS").is_some() {
-        return; // docs.rs has no libtandem, and documentation needs none
+        return; // docs.rs has no libtandem, and the documentation needs none
     }
     let found = match env::var("TANDEM_LIB_DIR") {
         Ok(lib_dir) => in_folder(&lib_dir),

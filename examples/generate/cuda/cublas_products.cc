@@ -7,7 +7,7 @@ namespace generate {
 
 namespace {
 
-constexpr int64_t kWorkspaceBytes = int64_t{32} << 20;  // what cuBLAS takes itself on large devices
+constexpr int64_t kWorkspaceBytes = int64_t{32} << 20;  // the size that cuBLAS itself takes on large devices
 
 }  // namespace
 
@@ -17,13 +17,13 @@ struct CublasProducts::Functions {
   decltype(&cublasSetStream_v2) set_stream;
   decltype(&cublasSetWorkspace_v2) set_workspace;
   decltype(&cublasSetMathMode) set_math_mode;
-  // By hand: in C++ the name stands for several functions.
+  // Declared by hand, because in C++ the name is overloaded.
   cublasStatus_t (*gemm)(cublasHandle_t, cublasOperation_t, cublasOperation_t, int m, int n, int k, const void* alpha,
                          const void* a, cudaDataType_t, int lda, const void* b, cudaDataType_t, int ldb, const void* beta,
                          void* c, cudaDataType_t, int ldc, cublasComputeType_t, cublasGemmAlgo_t);
   decltype(&cublasGetStatusString) status_text;
 
-  // Opened once and kept: where the loader looks, then where it was when this program was built.
+  // Opens cuBLAS once and keeps it open: from the loader's path, else from its place at build time.
   static const Functions& get() {
     static const Functions functions = open();
     return functions;
@@ -66,7 +66,7 @@ void CublasProducts::must_succeed(cublasStatus_t status, const char* what) const
     throw std::runtime_error(std::string("--device cuda: ") + what + ": " + functions_.status_text(status));
 }
 
-// cuBLAS counts columns first: its matrix [n_in, n_out] is ours [n_out, n_in].
+// cuBLAS is column-major: its matrix [n_in, n_out] is our [n_out, n_in].
 void CublasProducts::apply(const Product& product) {
   const float one = 1, beta = product.adds ? 1 : 0;
   const int n_in = static_cast<int>(product.n_in), n_out = static_cast<int>(product.n_out);

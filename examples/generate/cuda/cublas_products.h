@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// y = x W^T, by cuBLAS: sums in f32, f32 numbers multiplied as f32 (no TF32).
+// y = x W^T by cuBLAS. Sums are f32, and f32 numbers are multiplied as f32 (no TF32).
 #ifndef EXAMPLES_GENERATE_CUDA_CUBLAS_PRODUCTS_H_
 #define EXAMPLES_GENERATE_CUDA_CUBLAS_PRODUCTS_H_
 
@@ -20,7 +20,7 @@ struct Product {
 
 class CublasProducts {
  public:
-  // All on this stream, which may be captured. Throws where cuBLAS cannot be opened or fails.
+  // Runs everything on this stream, which may be captured. Throws if cuBLAS cannot be opened or fails.
   explicit CublasProducts(cudaStream_t stream);
   CublasProducts(const CublasProducts&) = delete;
   CublasProducts& operator=(const CublasProducts&) = delete;
@@ -33,7 +33,7 @@ class CublasProducts {
 
   struct Functions;
   const Functions& functions_;
-  CudaArray<char> workspace_;  // of our own: nothing is taken while a stream is captured
+  CudaArray<char> workspace_;  // allocated here, so that cuBLAS allocates nothing while a stream is captured
   cublasHandle_t handle_ = nullptr;
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Memory of a device, and of the host where the device reads and writes it. What fails is thrown.
+// Memory of a device, and pinned host memory that the device reads and writes. Failures are thrown.
 #ifndef EXAMPLES_GENERATE_CUDA_CUDA_MEMORY_H_
 #define EXAMPLES_GENERATE_CUDA_CUDA_MEMORY_H_
 

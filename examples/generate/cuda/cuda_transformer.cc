@@ -21,7 +21,7 @@ int64_t used_bytes() {
   return static_cast<int64_t>(n_total - n_free);
 }
 
-// A stream and how to wait for it: short steps are waited for awake, while longer ones leave the core to Tandem's workers.
+// A stream. wait() spins for 1 ms, then sleeps, so that longer steps leave the core to Tandem's workers.
 class Stream {
  public:
   Stream() {
@@ -71,9 +71,9 @@ class CudaTransformer : public Transformer {
   static constexpr bool kIsF32 = std::is_same_v<T, float>;
   static constexpr cudaDataType_t kType = kIsF32 ? CUDA_R_32F : CUDA_R_16BF;
   static constexpr int32_t kTandemType = kIsF32 ? TANDEM_F32 : TANDEM_BF16;
-  // Decode in one session.
+  // Decode steps of one session.
   struct Steps {
-    bool is_warm = false;  // one has gone kernel by kernel: all code is on the device
+    bool is_warm = false;  // a step has run kernel by kernel, so all code is on the device
     Graph graph;
   };
 
@@ -99,13 +99,13 @@ class CudaTransformer : public Transformer {
   CudaArray<char, Side::kPinned> input_pinned_;
   CudaArray<float> x_;
   CudaArray<T> normed_, qkv_, o_, gate_up_, ffn_;
-  // What follows the last token of a decode step.
+  // Results of a decode step: logits and the most likely token.
   CudaArray<float> step_logits_;
   CudaArray<int32_t> step_token_;
   CudaArray<float, Side::kPinned> answer_;
   CudaArray<int32_t, Side::kPinned> answer_token_;
-  bool has_answer_ = false;  // the last chunk was such a step
-  // What logits() was asked for.
+  bool has_answer_ = false;  // the last chunk was a decode step
+  // Logits requested by logits().
   CudaArray<float> some_logits_;
   std::vector<float> logits_;
 
@@ -152,8 +152,8 @@ DeviceUse CudaTransformer<T>::device_use() {
   return use_;
 }
 
-// A chunk of several tokens is attended call by call, inside a step that takes them back where one fails; a single token in
-// a planned step.
+// Attends a chunk of several tokens call by call, inside a step that rolls them back on failure. A single token is a planned
+// step, unless by_calls is set.
 template <class T>
 Failure CudaTransformer<T>::forward(const Chunk& chunk) {
   const int64_t n_tokens = static_cast<int64_t>(chunk.tokens.size());
@@ -171,7 +171,7 @@ Failure CudaTransformer<T>::forward(const Chunk& chunk) {
   } catch (const std::exception& exception) {
     failure.message = exception.what();
   }
-  if (failure) {  // the step is incomplete: closing it takes the sequence back to where it began
+  if (failure) {  // the step is incomplete, so closing it rolls back the sequence
     has_answer_ = false;
     tandem_step_end(chunk.session, stream, nullptr);
     return failure;
@@ -207,7 +207,7 @@ Failure CudaTransformer<T>::capture(const Chunk& chunk, Graph* graph) {
   }
   cudaGraph_t captured = nullptr;
   cudaGraphExec_t made = nullptr;
-  cudaError_t result = cudaStreamEndCapture(stream_.get, &captured);  // a stream does not stay captured
+  cudaError_t result = cudaStreamEndCapture(stream_.get, &captured);  // after a failure too: ends the capture
   if (!failure && result == cudaSuccess) result = cudaGraphInstantiate(&made, captured, 0);
   if (captured != nullptr) cudaGraphDestroy(captured);
   GENERATE_TRY(failure);
@@ -216,7 +216,7 @@ Failure CudaTransformer<T>::capture(const Chunk& chunk, Graph* graph) {
   return {};
 }
 
-// With all that follows the layers: logits and the most likely token, in host memory.
+// Runs the layers and the head. Logits and the most likely token go to host memory.
 template <class T>
 Failure CudaTransformer<T>::run_step(const Chunk& chunk) {
   GENERATE_TRY(run_layers(chunk));
@@ -336,7 +336,7 @@ Failure check_cuda_built() { return {}; }
 
 Failure make_cuda_transformer(const ModelConfig& config, const CudaOptions& options,
                               std::unique_ptr<Transformer>* transformer) {
-  must(cudaFree(nullptr), "the first call");  // takes the device's context, which is not what is measured
+  must(cudaFree(nullptr), "the first call");  // creates the device's context, which must not be measured
   return options.dtype == TANDEM_F32 ? make<float>(config, options, transformer)
                                      : make<__nv_bfloat16>(config, options, transformer);
 }

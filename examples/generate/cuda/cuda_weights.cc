@@ -10,7 +10,7 @@
 namespace generate {
 namespace {
 
-constexpr float kDeviation = 0.02f;  // of random weights, as models of this family begin
+constexpr float kDeviation = 0.02f;  // of random weights, as at the start of training of these models
 
 // Fills device arrays with tensors of the files, one after another, or with random numbers.
 struct Loader {
@@ -53,7 +53,7 @@ struct Loader {
   }
   void upload(float* to) {
     must(cudaMemcpyAsync(to, values.data(), values.size() * sizeof(float), cudaMemcpyHostToDevice, stream), "weights");
-    must(cudaStreamSynchronize(stream), "weights");  // the values are overwritten by the next
+    must(cudaStreamSynchronize(stream), "weights");  // the next tensor overwrites the values
   }
 };
 
@@ -85,7 +85,7 @@ Failure load_layer(const ModelConfig& config, int64_t layer_idx, Loader* loader,
   return loader->norm(prefix + "post_attention_layernorm.weight", hidden, &layer->ffn_norm);
 }
 
-// First and second matrix of a block, which leave the device.
+// Moves the first and second matrix of a block from the device to host memory.
 template <class T>
 std::vector<T> move_to_host(CudaArray<T>* first, CudaArray<T>* second, cudaStream_t stream) {
   std::vector<T> block(static_cast<size_t>(first->size() + second->size()));

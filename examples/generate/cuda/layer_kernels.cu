@@ -5,7 +5,7 @@ namespace generate {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kManyThreads = 1024;  // of kernels in which a block has a whole row: a single one is on the way of every step
+constexpr int kManyThreads = 1024;  // for kernels with a whole row per block: a decode step waits for its only row
 
 __device__ float wide(float x) { return x; }
 __device__ float wide(__nv_bfloat16 x) { return __bfloat162float(x); }
@@ -13,12 +13,12 @@ __device__ void put(float* to, float x) { *to = x; }
 __device__ void put(__nv_bfloat16* to, float x) { *to = __float2bfloat16(x); }
 
 unsigned blocks_for(int64_t n) { return static_cast<unsigned>((n + kThreads - 1) / kThreads); }
-// Blocks [row, column / kThreads]: as many rows as one likes.
+// Blocks are [row, column / kThreads], so any number of rows fits.
 __device__ int64_t column_index() { return static_cast<int64_t>(blockIdx.y) * kThreads + threadIdx.x; }
 __device__ int64_t flat_index() { return static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; }
 dim3 rows_grid(int64_t n_rows, int64_t n_columns) { return dim3(static_cast<unsigned>(n_rows), blocks_for(n_columns)); }
 
-// Of kManyThreads threads, for all of them.
+// Returns the sum over kManyThreads threads, to all of them.
 __device__ float sum_of_block(float x) {
   constexpr int kWarps = kManyThreads / 32;
   __shared__ float of_warp[kWarps];
@@ -74,7 +74,7 @@ __global__ void __launch_bounds__(kThreads) gate_kernel(T* out, const T* gate_up
   put(out + blockIdx.x * n + i, x / (1.0f + expf(-x)) * wide(row[n + i]));
 }
 
-// The larger one, of equals the first.
+// Keeps the larger value, the first of equal ones.
 __device__ void take_larger(float* x, int* at, float other, int other_at) {
   if (other > *x || (other == *x && other_at < *at)) *x = other, *at = other_at;
 }
@@ -103,7 +103,7 @@ __global__ void __launch_bounds__(kThreads) store_kernel(T* out, const float* in
   if (i < n) put(out + i, in[i]);
 }
 
-// The finaliser of splitmix64, over counters.
+// The finaliser of splitmix64, for counters.
 __device__ uint64_t mixed(uint64_t x) {
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
   x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;

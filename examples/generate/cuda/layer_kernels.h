@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What a layer does beside its products and attention. Rows are tokens; T is float or __nv_bfloat16; sums are f32.
+// Kernels of a layer beside its products and attention. Rows are tokens; T is float or __nv_bfloat16; sums are f32.
 #ifndef EXAMPLES_GENERATE_CUDA_LAYER_KERNELS_H_
 #define EXAMPLES_GENERATE_CUDA_LAYER_KERNELS_H_
 
@@ -10,10 +10,10 @@
 
 namespace generate {
 
-// Of a chunk, in device memory: where it begins and what it says. Graphs read it, so that they serve any token.
+// A chunk in device memory: its position and its tokens. Graphs read it, so that they work for any token.
 struct ChunkInput {
   int64_t position;
-  int32_t tokens[1];  // as many as a chunk may have
+  int32_t tokens[1];  // room for the longest chunk
 };
 
 // x[row] = table[token of row]. x: [n_rows, n_columns], table: [vocab_size, n_columns]
@@ -25,7 +25,7 @@ template <class T>
 void normalize(T* out, const float* x, const float* weight, float eps, int64_t n_rows, int64_t n_columns,
                cudaStream_t stream);
 
-// The leading heads of each row: dims i and i + head_dim / 2 turn by position * inv_freq[i].
+// Rotates the leading heads of each row: dims i and i + head_dim / 2 turn by position * inv_freq[i].
 struct Rotation {
   const ChunkInput* input;
   const float* inv_freq;  // [head_dim / 2]
@@ -43,13 +43,13 @@ void add_bias(T* y, const float* bias, int64_t n_rows, int64_t n_columns, cudaSt
 template <class T>
 void gate(T* out, const T* gate_up, int64_t n_rows, int64_t n_columns, cudaStream_t stream);
 
-// *token = the first of the largest logits, -1 where one is not finite. n: below 2^31
+// *token = the first of the largest logits; -1 if one is not finite. n: below 2^31
 void find_most_likely(int32_t* token, const float* logits, int64_t n, cudaStream_t stream);
 
 template <class T>
 void store(T* out, const float* in, int64_t n, cudaStream_t stream);
 
-// Evenly distributed, with this standard deviation; the same for the same seed.
+// Fills with uniform random numbers of this standard deviation. The same seed gives the same numbers.
 template <class T>
 void fill_random(T* out, int64_t n, uint64_t seed, float deviation, cudaStream_t stream);
 

@@ -9,15 +9,15 @@ import (
 	"tandem"
 )
 
-// The example's model against the logits that Hugging Face Transformers computed in f32.
+// Compares the example's model with the logits that Hugging Face Transformers computed in f32.
 const (
-	mostDifference = 2e-3 // the order of summation
+	mostDifference = 2e-3 // from the order of summation
 	last           = 32
 )
 
 var directory = filepath.Join("..", "..", "..", "..", "examples", "models", "pico")
 
-// golden gives the prompt and the logits [32, 256] of its last 32 bytes.
+// golden returns the prompt and the logits [32, 256] of its last 32 bytes.
 func golden(t *testing.T) ([]byte, []float32) {
 	file, err := openWeights(filepath.Join(directory, "golden.safetensors"))
 	if err != nil {
@@ -61,7 +61,7 @@ func compare(t *testing.T, logits, golden []float32) {
 		if difference < 0 {
 			difference = -difference
 		}
-		if !(difference <= most) { // NaN too
+		if !(difference <= most) { // true for NaN too
 			most = difference
 		}
 	}
@@ -73,12 +73,12 @@ func compare(t *testing.T, logits, golden []float32) {
 
 func TestPrefillGivesGoldenLogits(t *testing.T) {
 	prompt, logits := golden(t)
-	model := opened(t, "hgca") // an append attends everything
+	model := opened(t, "hgca") // under "hgca" too, an append attends everything
 	forward(t, model, prompt[:512])
 	compare(t, forward(t, model, prompt[512:])[(512-last)*256:], logits)
 }
 
-// The last 32 bytes one at a time, through the other kernels.
+// Decodes the last 32 bytes one at a time, which uses other kernels.
 func TestDecodeGivesGoldenLogits(t *testing.T) {
 	prompt, logits := golden(t)
 	model := opened(t, "all")

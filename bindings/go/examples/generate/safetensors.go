@@ -22,18 +22,19 @@ var elementBytes = map[string]uint64{"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I3
 type weight struct {
 	dtype      string
 	shape      []int
-	first, end uint64 // bytes of the data
+	first, end uint64 // the tensor's bytes in the data
 }
 
-// weights is a safetensors file: a length, a JSON header, the data of the tensors that it lists. As in the format's reference
-// implementation, no key may appear twice, and the tensors cover the data without overlaps and without holes.
+// weights is a safetensors file: a length, a JSON header, and the data of the tensors that the header lists. As in the format's
+// reference implementation, no key may appear twice, and the tensors cover the data without overlaps or holes.
 type weights struct {
 	path    string
 	tensors map[string]weight
 	data    []byte
 }
 
-// readRegular gives a file's bytes. Reading a pipe would wait for a writer, and a device may have no end.
+// readRegular reads a regular file. Other kinds are refused: reading a pipe would wait for a writer, and a device may have no
+// end.
 func readRegular(path string) ([]byte, error) {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -45,7 +46,7 @@ func readRegular(path string) ([]byte, error) {
 	return os.ReadFile(path)
 }
 
-// brief gives a text for a message: quoted, at most 60 characters of it.
+// brief quotes a text for a message, cut to 60 characters.
 func brief(text string) string {
 	if runes := []rune(text); len(runes) > 60 {
 		return fmt.Sprintf("%q…", string(runes[:60]))
@@ -83,7 +84,7 @@ func openWeights(path string) (*weights, error) {
 	return w, nil
 }
 
-// object parses a JSON object whose keys are distinct. encoding/json would keep the last of equal keys.
+// object parses a JSON object and refuses equal keys. encoding/json would keep the last of them.
 func object(text []byte) (map[string]json.RawMessage, error) {
 	if !json.Valid(text) {
 		return nil, fmt.Errorf("is not JSON")
@@ -98,7 +99,7 @@ func object(text []byte) (map[string]json.RawMessage, error) {
 		if err != nil {
 			return nil, err
 		}
-		key := token.(string) // as the text is valid
+		key := token.(string) // a string, because the text is valid JSON
 		if _, twice := members[key]; twice {
 			return nil, fmt.Errorf("has the key %s twice", brief(key))
 		}
@@ -148,7 +149,7 @@ func parseWeight(entry []byte, nDataBytes uint64) (w weight, err error) {
 	return w, nil
 }
 
-// checkCover: the tensors follow one another from the first byte of the data to the last.
+// checkCover checks that the tensors follow one another from the first byte of the data to the last.
 func (w *weights) checkCover() error {
 	names := make([]string, 0, len(w.tensors))
 	for name := range w.tensors {
@@ -178,7 +179,7 @@ func (w *weights) checkCover() error {
 	return nil
 }
 
-// find gives the bytes of a tensor of this shape, and its type.
+// find returns the bytes and type of a tensor, which must have this shape.
 func (w *weights) find(name string, shape ...int) ([]byte, string, error) {
 	tensor, found := w.tensors[name]
 	if !found {
@@ -190,7 +191,7 @@ func (w *weights) find(name string, shape ...int) ([]byte, string, error) {
 	return w.data[tensor.first:tensor.end], tensor.dtype, nil
 }
 
-// readF32 gives the same widened to f32.
+// readF32 returns a tensor widened to f32.
 func (w *weights) readF32(name string, shape ...int) ([]float32, error) {
 	bytes, dtype, err := w.find(name, shape...)
 	if err != nil {

@@ -12,7 +12,7 @@ import (
 	"testing"
 )
 
-// Weight files as a broken download or an attacker leaves them: the reader refuses them, and says why in a line.
+// The reader refuses weight files that a broken download or an attacker left, with a message of one line.
 
 func openHeader(t *testing.T, header string, nDataBytes int) (*weights, error) {
 	path := filepath.Join(t.TempDir(), "weights.safetensors")

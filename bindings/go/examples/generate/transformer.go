@@ -13,7 +13,7 @@ import (
 	"tandem"
 )
 
-// config is what config.json says.
+// config holds the members of config.json.
 type config struct {
 	Hidden    int     `json:"hidden_size"`
 	NLayers   int     `json:"num_hidden_layers"`
@@ -27,12 +27,12 @@ type config struct {
 	Tied      bool    `json:"tie_word_embeddings"`
 }
 
-// layer has matrices [n_out, n_in].
+// layer holds a layer's weights. Matrices are [n_out, n_in].
 type layer struct {
 	attentionNorm, qkv, out, ffnNorm, gate, up, down []float32
 }
 
-// transformer is a Llama-family model in plain Go, f32, whose attention is Tandem's: its cache and one sequence of bytes.
+// transformer is a Llama-family model in plain Go, in f32. Its attention, cache and sequence are Tandem's.
 type transformer struct {
 	config
 	embedding, finalNorm []float32
@@ -55,7 +55,7 @@ func (c *config) open(directory string) (*weights, error) {
 	return openWeights(filepath.Join(directory, "model.safetensors"))
 }
 
-// read gives the layer's weights; *err is the first error.
+// read returns the layer's weights. It sets *err to the first error.
 func (c *config) read(w *weights, layerIdx int, err *error) layer {
 	one := func(name string, shape ...int) []float32 {
 		values, e := w.readF32(fmt.Sprintf("model.layers.%d.%s.weight", layerIdx, name), shape...)
@@ -79,7 +79,7 @@ func (c *config) read(w *weights, layerIdx int, err *error) layer {
 	}
 }
 
-// open makes the attention: K and V are kept in f32; the library applies RoPE at attend time.
+// open loads the model and makes its attention. K and V are kept in f32; the library applies RoPE.
 func open(directory string, options tandem.SessionOptions) (*transformer, error) {
 	t := &transformer{}
 	w, err := t.config.open(directory)
@@ -105,7 +105,7 @@ func open(directory string, options tandem.SessionOptions) (*transformer, error)
 	if err != nil {
 		return nil, err
 	}
-	defer engine.Close() // the cache keeps it
+	defer engine.Close() // the cache keeps the engine alive
 	model, err := tandem.NewModel(layers...)
 	if err != nil {
 		return nil, err
@@ -115,7 +115,7 @@ func open(directory string, options tandem.SessionOptions) (*transformer, error)
 	if err != nil {
 		return nil, err
 	}
-	defer cache.Close() // the session keeps it
+	defer cache.Close() // the session keeps the cache alive
 	if t.session, err = tandem.NewSession(cache, &options); err != nil {
 		return nil, err
 	}
@@ -123,7 +123,7 @@ func open(directory string, options tandem.SessionOptions) (*transformer, error)
 	return t, err
 }
 
-// forward appends tokens in one step; gives the logits [len(tokens), Vocab].
+// forward appends tokens in one step and returns the logits [len(tokens), Vocab].
 func (t *transformer) forward(tokens []byte) (logits []float32, err error) {
 	n, q, kv := len(tokens), t.NQHeads*t.HeadDim, t.NKVHeads*t.HeadDim
 	row := q + 2*kv
@@ -163,7 +163,7 @@ func (t *transformer) forward(tokens []byte) (logits []float32, err error) {
 	return linear(normalized(x, t.finalNorm, t.RmsEps), t.embedding, t.Hidden), nil
 }
 
-// normalized is weight * x / sqrt(mean(x^2) + eps), row by row.
+// normalized returns weight * x / sqrt(mean(x^2) + eps), row by row.
 func normalized(x, weight []float32, eps float64) []float32 {
 	out := make([]float32, len(x))
 	for begin := 0; begin < len(x); begin += len(weight) {
@@ -185,7 +185,7 @@ func add(x, y []float32) {
 	}
 }
 
-// linear is y = x W^T for x [n_rows, nIn] and W [n_out, nIn], columns cut among goroutines.
+// linear returns y = x W^T for x [n_rows, nIn] and W [n_out, nIn]. Goroutines share the columns.
 func linear(x, weight []float32, nIn int) []float32 {
 	nRows, nOut := len(x)/nIn, len(weight)/nIn
 	y := make([]float32, nRows*nOut)
@@ -217,7 +217,7 @@ func min(a, b int) int {
 	return b
 }
 
-// four is the dot products of four rows with one: each number of w is read once for four.
+// four computes the dot products of four rows with one, so each number of w is read once for four rows.
 func four(y []float32, stride int, x, w []float32) {
 	n := len(w)
 	a, b, c, d := x[:n], x[n:][:n], x[2*n:][:n], x[3*n:][:n]

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT
- * The C side of the benchmark: decode calls with everything that does not change between them made once. */
+ * The C side of the benchmark: n decode calls whose arguments are made once. */
 #include <stdint.h>
 #include <tandem/tandem.h>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-// Package cside is what the tests and the benchmark of package tandem need of C: cgo is not to be had in test files.
+// Package cside holds the C code of package tandem's tests and benchmark, because test files cannot use cgo.
 package cside
 
 /*
@@ -11,7 +11,7 @@ package cside
 #include <string.h>
 #include "attend_n.h"
 
-// What a test does to a device module that lives in host memory: the first members of its table.
+// Controls of the stand-in device, which lives in host memory: the first members of its table.
 typedef struct controls {
 	void (*reset)(void);
 	void (*set_delay)(int64_t ns);
@@ -30,7 +30,7 @@ static void lose_device(const controls *c) { c->lose_device(); }
 static void fail_call(const controls *c, int32_t call, int64_t nth, int32_t status) { c->fail_call(call, nth, status); }
 static void copy_from(void *to, uintptr_t from, size_t bytes) { memcpy(to, (const void *)from, bytes); }
 
-// Behind the work of the default stream; not 0: a result of CUDA's driver.
+// Copies after the work of the default stream. Returns 0 or an error of CUDA's driver.
 static int copy_from_cuda(void *to, uintptr_t from, size_t bytes) {
 	typedef int (*retain_function)(void **context, int device);
 	typedef int (*set_function)(void *context);
@@ -48,7 +48,7 @@ import "C"
 
 import "unsafe"
 
-// AttendN is n decode calls of q and o [1, 8, 64] on a session, from a loop in C; gives the last one's status.
+// AttendN makes n decode calls of q and o [1, 8, 64] on a session, in a C loop. It returns the last call's status.
 func AttendN(session unsafe.Pointer, sequence int64, q, o []float32, n int) int32 {
 	if len(q) != 8*64 || len(o) != 8*64 {
 		panic("q and o are [1, 8, 64]")
@@ -57,18 +57,18 @@ func AttendN(session unsafe.Pointer, sequence int64, q, o []float32, n int) int3
 	return int32(C.attend_n(at, C.int64_t(sequence), (*C.float)(&q[0]), (*C.float)(&o[0]), C.int32_t(n)))
 }
 
-// Alloc is aligned memory of C.
+// Alloc returns aligned C memory.
 func Alloc(bytes, alignment uintptr) unsafe.Pointer {
 	return C.aligned_alloc(C.size_t(alignment), C.size_t((bytes+alignment-1)/alignment*alignment))
 }
 
-// Free takes it back.
+// Free releases memory of Alloc.
 func Free(data unsafe.Pointer) { C.free(data) }
 
-// Module is a device module: of CUDA, or the stand-in, which lives in host memory and has controls.
+// Module is a device module: CUDA, or the stand-in, which lives in host memory and has controls.
 type Module struct{ controls *C.controls }
 
-// OpenModule is nil where there is none.
+// OpenModule returns nil if the module cannot be loaded.
 func OpenModule(path string) *Module {
 	name := C.CString(path)
 	defer C.free(unsafe.Pointer(name))
@@ -78,7 +78,7 @@ func OpenModule(path string) *Module {
 	return nil
 }
 
-// Backend is its name.
+// Backend returns the backend's name.
 func (m *Module) Backend() string {
 	if m.controls != nil {
 		return "standin"
@@ -86,27 +86,27 @@ func (m *Module) Backend() string {
 	return "cuda"
 }
 
-// Reset gives a stand-in that is there, does not tarry and does not fail.
+// Reset makes the stand-in available, without delay and without failures.
 func (m *Module) Reset() {
 	if m.controls != nil {
 		C.reset(m.controls)
 	}
 }
 
-// SetDelay is before each operation of a stream of the stand-in.
+// SetDelay sets the delay before each stream operation of the stand-in, in ns.
 func (m *Module) SetDelay(ns int64) {
 	if m.controls != nil {
 		C.set_delay(m.controls, C.int64_t(ns))
 	}
 }
 
-// LoseDevice lasts until Reset.
+// LoseDevice makes the stand-in fail until Reset.
 func (m *Module) LoseDevice() { C.lose_device(m.controls) }
 
-// FailCreateEvent is the next such call's answer.
+// FailCreateEvent makes the next create_event() of the stand-in return status.
 func (m *Module) FailCreateEvent(status int32) { C.fail_call(m.controls, 16, 1, C.int32_t(status)) }
 
-// Read copies what is in device memory, behind the work of the default stream; of the stand-in's, what is there now.
+// Read copies device memory after the work of the default stream. The stand-in's memory is copied at once.
 func (m *Module) Read(to []byte, from uintptr) {
 	if len(to) == 0 {
 		return

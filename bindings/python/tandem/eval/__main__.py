@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""``python -m tandem.eval``: see the package."""
+"""``python -m tandem.eval``. The package's docstring describes it."""
 import sys
 import warnings
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ def _say(text: str) -> None:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Returns the exit code; wrong flags exit with 2."""
+    """Returns the exit code. Wrong flags exit with 2."""
     from ._arguments import parse_arguments
 
     given = parse_arguments(words)

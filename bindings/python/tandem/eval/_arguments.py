@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The command line. What is wrong with it is said before a model is loaded."""
+"""The command line. Errors in it are reported before a model is loaded."""
 import argparse
 import pathlib
 from collections.abc import Callable, Sequence
@@ -49,7 +49,7 @@ def _share(text: str) -> float:
 
 
 def _part(text: str) -> tuple[int, int]:
-    """1/4 to 4/4, as (0, 4) to (3, 4)."""
+    """Parses 1/4 to 4/4, as (0, 4) to (3, 4)."""
     part, separator, n_parts = text.partition("/")
     if not (separator and part.isdecimal() and n_parts.isdecimal() and 1 <= int(part) <= int(n_parts)):
         raise argparse.ArgumentTypeError(f"{text!r} is not a part such as 1/4")
@@ -69,7 +69,7 @@ def _count(least: int, most: int = 1 << 30) -> Callable[[str], int]:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The flags."""
+    """Returns the parser of the flags."""
     flags = argparse.ArgumentParser(prog="python -m tandem.eval", description="Measures what policies, storage types and key "
                                     "rotation of Tandem lose on a causal language model, against dense attention in the same run.",
                                     epilog="Exit codes: 0 done, 1 failed, 2 wrong command line, 130 interrupted.")
@@ -116,7 +116,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def parse_arguments(words: Sequence[str] | None) -> argparse.Namespace:
-    """The flags, settings checked by the library. Exits with 2 where something is wrong."""
+    """Returns the flags, with settings checked by the library. Exits with 2 on an error."""
     flags = parser()
     given = flags.parse_args(words)
     settings = []

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Which layers are best left dense, by the mass that a setting leaves out in each.
+"""Finds the layers that are best left dense, by the mass that a setting leaves out in each.
 
 A layer that attends every key gains the mass that it left out before, and costs the bytes that it did not read before. The
-layers are ordered by gain per byte. The mass says nothing of what the model makes of a layer's error: measure the settings that
-come out of it.
+layers are ordered by gain per byte. The mass does not tell how a layer's error affects the model: measure the resulting
+settings.
 """
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,12 +11,12 @@ from typing import Any
 
 from ._pictures import Line, label
 
-LEAST_GAIN = 1e-4  # mean mass left out: below it a dense layer gains nothing that shows
+LEAST_GAIN = 1e-4  # mean mass left out, below which a dense layer gains nothing measurable
 
 
 @dataclass(frozen=True)
 class DenseLayer:
-    """A layer and what it is worth to attend all of its keys.
+    """A layer, with the gain and the cost of attending all its keys.
 
     Attributes
     ----------
@@ -24,9 +24,9 @@ class DenseLayer:
     mass_left_out : float
         Mean over the layer's query heads.
     read_bytes : float
-        K and V that a step reads of it under the setting.
+        K and V that a step reads of the layer under the setting.
     more_bytes : float
-        K and V that a step reads beside these when the layer is dense.
+        K and V that a step reads in addition when the layer is dense.
     """
 
     layer_idx: int
@@ -36,7 +36,7 @@ class DenseLayer:
 
 
 def best_dense_layers(figures: dict[str, Any]) -> list[DenseLayer]:
-    """The layers that leave mass out, best first, of a decode line's figures."""
+    """Returns the layers that leave mass out, best first, from a decode line's figures."""
     found = []
     for layer_idx, n_bytes in enumerate(figures["dense_bytes"]):
         masses, shares = figures["mass_left_out"][layer_idx], figures["read_share"][layer_idx]
@@ -64,7 +64,7 @@ def _table(line: Line) -> list[str]:
 
 
 def write_dense_layers(lines: Iterable[Line]) -> str:
-    """A table for each setting that selects keys and has none dense yet."""
+    """Returns a table for each setting that selects keys and has no dense layers yet."""
     out: list[str] = []
     for line in lines:
         what, figures = line["what"], line["figures"]

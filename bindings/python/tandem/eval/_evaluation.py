@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The measurements of a run, in order: prefill, decode, retrieval and speed of each context. What is there is skipped."""
+"""The measurements of a run: prefill, decode, retrieval and speed of each context. Measurements in the results are skipped."""
 import argparse
 import hashlib
 import pathlib
@@ -25,7 +25,7 @@ Job = tuple[float, str, Callable[[], None]]
 
 
 class Evaluation:
-    """A run.
+    """One run of the evaluation.
 
     Parameters
     ----------
@@ -37,7 +37,7 @@ class Evaluation:
     Raises
     ------
     ValueError
-        The text is too short for a context, or a setting names a layer that is not there.
+        The text is too short for a context, or a setting names a layer or heads that the model lacks.
     """
 
     def __init__(self, model: LanguageModel, given: argparse.Namespace, results: Results) -> None:
@@ -70,7 +70,7 @@ class Evaluation:
         return {**self._common, "measurement": measurement, "setting": shown, **more}
 
     def _place(self, context: int, passage: int) -> dict[str, Any]:
-        """What says where a measurement was made, for its line. One passage and own prefills are not mentioned."""
+        """Returns the members of a line that say where it was measured. A single passage and own prefills are not mentioned."""
         many = {"passage": passage, "n_passages": self._given.passages} if self._given.passages > 1 else {}
         return {"context": context, **many, **({"shared_prefill": True} if self._given.shared_prefill else {}),
                 **({"dense_by_tandem": True} if self._given.dense_by_tandem else {})}
@@ -81,7 +81,7 @@ class Evaluation:
         return OwnPrefill(self._model, ids, self._progress, self._given.dense_by_tandem)
 
     def run(self) -> None:
-        """All that is missing."""
+        """Runs all missing measurements."""
         jobs: list[Job] = []
         for context in self._given.contexts:
             for passage in self._passages:
@@ -105,7 +105,8 @@ class Evaluation:
     # ---- perplexity and mass ----
 
     def _passage(self, passage: int, n_tokens: int) -> torch.Tensor:
-        """So many tokens; passages begin at equal distances, the first with the text, the last one ends with it."""
+        """Returns n_tokens tokens of the text. Passages are equally spaced: the first begins with the text, the last ends with
+        it."""
         first = passage * (len(self._ids) - n_tokens) // max(self._given.passages - 1, 1)
         return self._ids[first:first + n_tokens]
 
@@ -143,7 +144,7 @@ class Evaluation:
                           decode_setting(start, ids, setting, dense, samples))
 
     def _add(self, what: dict[str, Any], figures: dict[str, Any]) -> None:
-        """Writes a line; dense attention's is computed again by a run that is resumed, and there already."""
+        """Writes a line, unless it exists: a resumed run computes dense attention's again."""
         if not self._results.has(what):
             self._results.add(what, figures)
 
@@ -203,7 +204,7 @@ class Evaluation:
         return [(cost, f"speed behind {context}", lambda: self._speed(context, runners))] if missing else []
 
     def _speed(self, context: int, runners: list[Runner]) -> None:
-        """All in turns, those that were measured too: times of two runs are not comparable."""
+        """Measures all runners in turns, also those with results, because times of two runs are not comparable."""
         ids = self._ids[:context + (ROUNDS + 1) * STEPS]
         for runner, figures in measure_speed(self._model, ids, runners, self._progress):
             self._add(self._what("speed", runner, context=context), figures)

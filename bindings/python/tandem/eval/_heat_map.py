@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Heat maps side by side as an SVG, for a light and for a dark page. Nothing but the standard library is needed."""
+"""Heat maps side by side as an SVG, for a light and for a dark page. Needs only the standard library."""
 from collections.abc import Mapping
 from dataclasses import dataclass
 from html import escape
@@ -33,7 +33,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class HeatMap:
-    """Panels with the same rows, which are labelled once, on the left.
+    """Panels with the same rows. The row labels stand once, on the left.
 
     Attributes
     ----------
@@ -41,14 +41,14 @@ class HeatMap:
     row_name, column_name : str
         What rows and columns are.
     row_labels, column_labels : list of str
-        "" where a label is left out.
+        "" for a label that is left out.
     panels : list of Panel
     most : float
-        The value of the scale's end.
+        The value at the scale's end.
     cell : tuple of int
         Width and height of a cell.
     middle : float or None
-        The value from which two scales lead away, one down to 0 and one up to `most`.
+        The value between two scales, one down to 0 and one up to `most`. None: one scale.
     """
 
     title: str
@@ -62,21 +62,22 @@ class HeatMap:
     middle: float | None = None
 
     def svg(self, mode: str) -> str:
-        """The picture for a "light" or "dark" page."""
+        """Returns the picture for a "light" or "dark" page."""
         colors = COLORS[mode]
         cell_x, cell_y = self.cell
         panel_width = max(cell_x * len(self.column_labels), 150)
-        width = max(_LEFT + len(self.panels) * (panel_width + _GAP), 32 + 10 * len(self.title))
+        left = max(_LEFT, 16 + max((7 * len(label) for label in self.row_labels), default=0))
+        width = max(left + len(self.panels) * (panel_width + _GAP), 32 + 10 * len(self.title))
         bottom = _TOP + _PANEL_TOP + cell_y * len(self.row_labels)
         parts = [f'<rect width="{width}" height="{bottom + _LEGEND}" fill="{colors["back"]}"/>',
                  text(16, 30, self.title, colors["ink"], 16, "start", "bold"),
                  text(16, 52, f"Rows: {self.row_name}. Columns: {self.column_name}.", colors["soft"], 12, "start")]
         for i, label in enumerate(self.row_labels):
             y = _TOP + _PANEL_TOP + cell_y * i + cell_y / 2 + 4
-            parts.append(text(_LEFT - 8, y, label, colors["soft"], 11, "end"))
+            parts.append(text(left - 8, y, label, colors["soft"], 11, "end"))
         for i, panel in enumerate(self.panels):
-            parts += self._panel(panel, _LEFT + i * (panel_width + _GAP), colors)
-        parts += self._legend(_LEFT, bottom + 40, colors)
+            parts += self._panel(panel, left + i * (panel_width + _GAP), colors)
+        parts += self._legend(left, bottom + 40, colors)
         body = "\n".join(parts)
         return (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {bottom + _LEGEND}" width="{width}" '
                 f'height="{bottom + _LEGEND}" font-family="Helvetica, Arial, DejaVu Sans, sans-serif">\n'
@@ -117,11 +118,15 @@ class HeatMap:
                  f'fill="{self._color(self.most * (i + 0.5) / n_steps, colors)}"/>' for i in range(n_steps)]
         parts.append(f'<rect x="{x}" y="{y - 12}" width="{n_steps * step}" height="12" fill="none" stroke="{colors["edge"]}"/>')
         middle = self.most / 2 if self.middle is None else self.middle
-        return parts + [text(x + value / self.most * n_steps * step, y + 15, f"{value:.0%}", colors["soft"], 11)
-                        for value in (0, middle, self.most)]
+        parts += [text(x + value / self.most * n_steps * step, y + 15, f"{value:.0%}", colors["soft"], 11)
+                  for value in (0, middle, self.most)]
+        values = [value for panel in self.panels for row in panel.rows for value in row]
+        notes = ["and more"] * any(value is not None and value > self.most for value in values)
+        notes += ["dashed: not measured"] * (None in values)
+        return parts + [text(x + n_steps * step + 24, y + 15, "; ".join(notes), colors["soft"], 11, "start")] * bool(notes)
 
 
 def text(x: float, y: float, words: str, color: object, size: int, anchor: str = "middle", weight: str = "normal") -> str:
-    """Words at a place of a picture."""
+    """Returns the SVG text element for words at a place."""
     return (f'<text x="{x:g}" y="{y:g}" fill="{color}" font-size="{size}" text-anchor="{anchor}" '
             f'font-weight="{weight}">{escape(words)}</text>')

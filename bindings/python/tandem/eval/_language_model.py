@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """A causal language model with two attention implementations, and the tokens of a text.
 
-The model is loaded once, in f32. Transformers asks for the attention's name in each layer's call, so the same weights run dense
-("eager") or through Tandem. A model of bytes (vocabulary of 256, no tokenizer in its folder) takes each byte as a token.
+The model is loaded once, in f32. Transformers looks up the attention's name in each layer's call, so the same weights run dense
+("eager") or through Tandem. A byte model (vocabulary of 256, no tokenizer in its folder) takes each byte as a token.
 """
 import inspect
 import pathlib
@@ -15,15 +15,15 @@ from .._engine import dtype_row_bytes
 from ..transformers import TandemCache
 from ._settings import Setting
 
-EAGER_CHUNK = 1024  # queries of a dense prefill at a time: its weights are [heads, queries, keys]
+EAGER_CHUNK = 1024  # queries of one call of a dense prefill, whose weights are [heads, queries, keys]
 
 
 class ModelError(ValueError):
-    """The model cannot be measured, or is not what Transformers can load."""
+    """The model cannot be measured, or Transformers cannot load it."""
 
 
 class Tokenizer:
-    """Text to tokens and back, by the model's tokenizer or by bytes."""
+    """Converts text to tokens and back, by the model's tokenizer or by bytes."""
 
     def __init__(self, own: Any = None) -> None:
         self.own = own
@@ -34,32 +34,32 @@ class Tokenizer:
         return bool(getattr(self.own, "chat_template", None))
 
     def tokens(self, text: str, begins: bool = True) -> list[int]:
-        """Tokens of a text, which is the beginning of the sequence or goes on in it."""
+        """Returns the tokens of a text, which begins the sequence or continues it."""
         if self.own is None:
             return list(text.encode())
         return list(self.own(text, add_special_tokens=begins).input_ids)
 
     def text(self, tokens: list[int]) -> str:
-        """The inverse, for looking at answers."""
+        """Returns the text of tokens, to look at answers."""
         if self.own is None:
             return bytes(tokens).decode("utf-8", "replace")
         return str(self.own.decode(tokens, skip_special_tokens=True))
 
     def chat(self, content: str) -> str:
-        """What a user says, in the model's chat template, up to where the answer begins."""
+        """Returns a user's message in the model's chat template, up to where the answer begins."""
         return str(self.own.apply_chat_template([{"role": "user", "content": content}], tokenize=False,
                                                 add_generation_prompt=True))
 
 
 class LanguageModel:
-    """The model, and passes of it.
+    """The model, and forward passes of it.
 
     Parameters
     ----------
     model : PreTrainedModel
     tokenizer : Tokenizer
     name : str
-        As the user gave it.
+        The name that the user gave.
     """
 
     def __init__(self, model: Any, tokenizer: Tokenizer, name: str) -> None:
@@ -69,39 +69,40 @@ class LanguageModel:
 
     @property
     def is_of_bytes(self) -> bool:
-        """Whether perplexities are those of bytes."""
+        """Whether tokens, and so perplexities, are of bytes."""
         return self.tokenizer.own is None
 
     @property
     def n_layers(self) -> int:
-        """Layers of the decoder."""
+        """Number of the decoder's layers."""
         return int(self.model.config.get_text_config(decoder=True).num_hidden_layers)
 
     @property
     def n_heads(self) -> int:
-        """Query heads of a layer."""
+        """Number of a layer's query heads."""
         return int(self.model.config.get_text_config(decoder=True).num_attention_heads)
 
     @property
     def n_positions(self) -> int:
-        """Longest context that the model was made for; 0 where it does not say."""
+        """Longest context that the model was made for; 0: its configuration does not say."""
         return int(getattr(self.model.config, "max_position_embeddings", 0) or 0)
 
     def attend_by(self, attention: str) -> None:
-        """Chooses the attention implementation of the passes that follow."""
+        """Chooses the attention implementation of later passes."""
         if attention != self._attention:
             self.model.set_attn_implementation(attention)
             self._attention = attention
 
     def forward(self, ids: torch.Tensor, past: Any, n_logits: int = 0, **options: Any) -> Any:
-        """A pass over tokens [n_tokens]; logits of the last `n_logits`, 0: of all."""
+        """Runs a pass over tokens [n_tokens] and returns the logits of the last `n_logits`; 0: of all."""
         self.attend_by("tandem" if isinstance(past, TandemCache) else options.pop("attention", "eager"))
         kept = {"logits_to_keep": n_logits} if self._keeps and n_logits else {}
         with torch.inference_mode():
             return self.model(ids[None].to(self.model.device), past_key_values=past, use_cache=True, **kept, **options)
 
     def prefill(self, ids: torch.Tensor, past: Any, **options: Any) -> torch.Tensor:
-        """All tokens in one call, as generate() has it; dense in chunks. Returns the last token's logits, [vocabulary]."""
+        """Runs all tokens in one call, as generate() does; dense attention in chunks. Returns the last token's logits,
+        [vocabulary]."""
         size = len(ids) if isinstance(past, TandemCache) else EAGER_CHUNK
         for first in range(0, len(ids), size):
             logits = self.forward(ids[first:first + size], past, 1, **options).logits
@@ -109,12 +110,12 @@ class LanguageModel:
         return last
 
     def step(self, token: torch.Tensor, past: Any, **options: Any) -> torch.Tensor:
-        """One call over a token, or a few. Returns the last one's logits, [vocabulary]."""
+        """Runs one call over a token, or a few. Returns the last token's logits, [vocabulary]."""
         logits: torch.Tensor = self.forward(token, past, 1, **options).logits[0, -1].float()
         return logits
 
     def new_cache(self, setting: Setting | None) -> Any:
-        """An empty cache; None: Transformers' own, for dense attention."""
+        """Returns an empty cache. None: Transformers' own, for dense attention."""
         if setting is None:
             return DynamicCache(config=self.model.config)
         options = setting.session
@@ -123,22 +124,23 @@ class LanguageModel:
 
 
 def close(past: Any) -> None:
-    """Gives a cache's memory back; Transformers' own has nothing to close."""
+    """Releases a cache's memory. Transformers' own cache needs no close()."""
     if isinstance(past, TandemCache):
         past.close()
 
 
 def token_bytes(past: TandemCache) -> list[int]:
-    """Bytes of a token's keys and values in each layer."""
+    """Returns the bytes of a token's keys and values in each layer."""
     assert past.cache is not None
-    k_type = past._storage.get("k_type", "f32")  # that of the model
+    k_type = past._storage.get("k_type", "f32")  # default: the model's type
     v_type = past._storage.get("v_type", k_type)
     return [layer.n_kv_heads * (dtype_row_bytes(k_type, layer.k_head_dim) + dtype_row_bytes(v_type, layer.v_dim))
             for layer in past.cache.layers]
 
 
 def pattern_pairs(past: Any) -> dict[str, float]:
-    """Pairs of a query and a key that prompts attended under head patterns, by the session's statistics, and the share of all."""
+    """Returns the (query, key) pairs that prompts attended under head patterns, by the session's statistics, and their share of
+    all."""
     stats = past.session.stats() if isinstance(past, TandemCache) and past.session is not None else None
     if stats is None or not stats.pattern_dense_pairs:
         return {}
@@ -147,7 +149,7 @@ def pattern_pairs(past: Any) -> dict[str, float]:
 
 
 def memory(past: Any) -> dict[str, int]:
-    """Bytes of the rows of keys and values, and what is held for them: Tandem takes pages in larger pieces."""
+    """Returns the bytes of the rows of keys and values, and of the memory held for them. Tandem takes larger blocks."""
     if not isinstance(past, TandemCache):
         n_bytes = sum(layer.keys.nbytes + layer.values.nbytes for layer in past.layers)
         return {"kv_row_bytes": n_bytes, "kv_held_bytes": n_bytes}

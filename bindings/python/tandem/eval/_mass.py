@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Which keys a policy keeps, by layer and KV head, and what attention weight the others have, by layer and query head.
+"""The keys that a policy keeps, by layer and KV head, and the attention weight of the others, by layer and query head.
 
-Session.selection() before a decode step names the keys that the step's query attends beside its own token. The weights are
-those of dense attention, run beside it on the same tokens: softmax over every key. What they sum to over keys that the
-selection leaves out is the mass left out. Window and sinks are in the selection, so their weight counts as kept.
+Session.selection() before a decode step names the keys that the step's query attends beside its own token. The weights come
+from dense attention on the same tokens: softmax over every key. The mass left out is their sum over the keys that the selection
+leaves out. Window and sinks are in the selection, so their weight counts as kept.
 """
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,27 +15,27 @@ from ..transformers import TandemCache
 from ._language_model import token_bytes
 from ._settings import Setting
 
-_WINDOW, _SINKS = 4096, 64  # what -1 stands for
+_WINDOW, _SINKS = 4096, 64  # the library's defaults for -1
 
 Floats = NDArray[np.float64]
 
 
 def mass_left_out(weights: Floats, kept: list[NDArray[np.int64]], n_before: int) -> Floats:
-    """The weight of keys that are not kept, of each query head.
+    """Returns, for each query head, the weight of the keys that are not kept.
 
     Parameters
     ----------
     weights : ndarray
-        [n_q_heads, n_keys], a softmax over the newest keys; the last one is the query's own.
+        [n_q_heads, n_keys], a softmax over the newest keys. The last key is the query's own.
     kept : list of ndarray
-        For each KV head the indices, among all keys before the query, of those that are attended.
+        For each KV head, the indices of the attended keys, among all keys before the query.
     n_before : int
-        How many keys there are before the query.
+        Number of keys before the query.
     """
     n_q_heads, n_keys = weights.shape
     group, masses = n_q_heads // len(kept), np.empty(n_q_heads)
     for head in range(n_q_heads):
-        # A layer with a sliding window has weights of its newest keys alone.
+        # A layer with a sliding window has weights only of its newest keys.
         indices = kept[head // group] - (n_before + 1 - n_keys)
         left_out = np.ones(n_keys, bool)
         left_out[-1] = False
@@ -46,18 +46,18 @@ def mass_left_out(weights: Floats, kept: list[NDArray[np.int64]], n_before: int)
 
 @dataclass
 class Selected:
-    """What one step's queries attend: sums over sampled steps give the maps.
+    """The keys that sampled steps' queries attend. Means over the steps give the maps.
 
     Attributes
     ----------
     kept : list of ndarray
-        [n_layers, n_kv_heads] for each sampled step: share of keys outside window and sinks that are attended; 1 if there are none.
+        [n_layers, n_kv_heads] for each sampled step: attended share of the keys outside window and sinks; 1 if there are none.
     read : list of ndarray
-        The same of all keys.
+        The same, as a share of all keys.
     mass : list of ndarray
-        [n_layers, n_q_heads].
+        [n_layers, n_q_heads]: mass left out.
     dense_bytes : list of ndarray
-        [n_layers]: what a step reads of a layer that attends every key.
+        [n_layers]: bytes that a step reads of a layer that attends every key.
     """
 
     kept: list[Floats] = field(default_factory=list)
@@ -66,7 +66,7 @@ class Selected:
     dense_bytes: list[Floats] = field(default_factory=list)
 
     def add(self, past: TandemCache, setting: Setting, weights: list[Floats] | None) -> None:
-        """Looks at the selection before a step. `weights` are the step's, of each layer, [n_q_heads, n_keys]."""
+        """Records the selection before a step. `weights` are the step's, for each layer [n_q_heads, n_keys]."""
         assert past.cache is not None and past.session is not None
         sequence, layers = past.sequences[0], past.cache.layers
         first, end = _outside(past, setting)
@@ -87,7 +87,7 @@ class Selected:
             self.mass.append(np.array(mass))
 
     def figures(self) -> dict[str, Any]:
-        """Means over the sampled steps, as lists by layer, and what tables show of them."""
+        """Returns means over the sampled steps, as lists by layer, and their summaries for tables."""
         found: dict[str, Any] = {"dense_bytes": np.mean(self.dense_bytes, 0).tolist()} if self.dense_bytes else {}
         for name, maps in (("kept_share", self.kept), ("read_share", self.read), ("mass_left_out", self.mass)):
             if maps:
@@ -98,12 +98,13 @@ class Selected:
 
 
 def _outside(past: TandemCache, setting: Setting) -> tuple[int, int]:
-    """The keys outside sinks and window. hgca's window grows by up to an eighth: the statistics say where it begins."""
+    """Returns the range of keys outside sinks and window. The statistics tell where hgca's window begins, as it grows by up to
+    an eighth."""
     assert past.cache is not None and past.session is not None
     options, layers = setting.session, past.cache.layers
     sinks, window = options.get("sink_tokens", -1), options.get("window_tokens", -1)
     sinks, window = _SINKS if sinks < 0 else sinks, _WINDOW if window < 0 else window
-    # The statistics count the layers that select keys.
+    # The statistics count only layers that select keys.
     n_heads = sum(layer.n_kv_heads for layer_idx, layer in enumerate(layers) if layer_idx not in setting.dense_layers)
     n_host = past.session.stats().host_keys
     if options.get("policy") == "hgca" and not any(layer.sliding_window_tokens for layer in layers):

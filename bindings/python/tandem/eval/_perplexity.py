@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""Perplexity and divergence from dense attention: over a prefill, and by decode with the text's own tokens.
+"""Perplexity and divergence from dense attention: of a prefill, and of decode steps with the text's own tokens.
 
-A prefill is measured under policy "all": it shows what a storage type loses. Calls of one token show a policy.
+A prefill is measured under policy "all" and shows what a storage type loses. Calls of one token show what a policy loses.
 """
 import time
 from collections.abc import Iterator
@@ -17,12 +17,12 @@ from ._scores import Scores
 from ._settings import Setting
 from ._start import Start
 
-_CHUNK = 512  # tokens whose logits are in memory at a time
+_CHUNK = 512  # tokens whose logits are in memory at once
 
 
 def measure_prefill(model: LanguageModel, ids: torch.Tensor, settings: list[Setting],
                     progress: Progress) -> Iterator[tuple[Setting | None, dict[str, Any]]]:
-    """All settings beside each other over ids[:-1], so that the logits of a chunk are compared and forgotten."""
+    """Runs all settings in parallel over ids[:-1], chunk by chunk, so that no chunk's logits are kept after the comparison."""
     runs = [(setting, model.new_cache(setting), Scores()) for setting in [None, *settings]]
     n_tokens = len(ids) - 1
     for first in range(0, n_tokens, _CHUNK):
@@ -48,9 +48,9 @@ class Dense:
     logits : Tensor
         [n_steps, vocabulary].
     weights : dict of int to list of ndarray
-        For each sampled step, of each layer [n_q_heads, n_keys].
+        For each sampled step, one array for each layer, [n_q_heads, n_keys].
     figures : dict
-        Its own line.
+        The figures of dense attention's own line.
     """
 
     logits: torch.Tensor
@@ -59,18 +59,19 @@ class Dense:
 
 
 def sampled(n_steps: int, n_samples: int) -> list[int]:
-    """Steps at even distances, the last one among them."""
+    """Returns equally spaced steps, the last step included."""
     n_samples = min(n_samples, n_steps)  # may be 0
     return [(i + 1) * n_steps // n_samples - 1 for i in range(n_samples)]
 
 
 def _read(stats: Any) -> dict[str, int]:
-    """Bytes of keys and values so far: attended, judged by the stages of "hip", and what dense attention would have read."""
+    """Returns the KV bytes so far: attended, judged by the stages of "hip", and those that dense attention would have read."""
     return {"read": stats.resident_kv_bytes_read + stats.host_kv_bytes_read, "judged": stats.judged_kv_bytes, "dense": stats.dense_kv_bytes}
 
 
 def decode_dense(start: Start, ids: torch.Tensor, n_context: int, with_weights: list[int]) -> Dense:
-    """Goes on behind ids[:n_context], one step for each further token but the last; weights of the steps that are named."""
+    """Decodes after ids[:n_context], one step for each further token but the last. Keeps the weights of the steps in
+    `with_weights`."""
     past = start.cache(None)
     logits, weights = [], {}
     for i in range(len(ids) - n_context - 1):
@@ -88,7 +89,7 @@ def decode_dense(start: Start, ids: torch.Tensor, n_context: int, with_weights: 
 
 
 def decode_setting(start: Start, ids: torch.Tensor, setting: Setting, dense: Dense, samples: list[int]) -> dict[str, Any]:
-    """The same steps under a setting, and what its selections keep at the sampled ones."""
+    """Decodes the same steps under a setting, and records its selections at the sampled steps."""
     n_steps = len(dense.logits)
     n_context = len(ids) - n_steps - 1
     past, scores, selected = start.cache(setting), Scores(), Selected()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The pictures of a folder of results: what heads keep and leave out, what settings lose, and which facts are found."""
+"""The pictures of a results folder: what heads keep and leave out, what settings lose, and which facts are found."""
 import math
 import pathlib
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ Line = dict[str, Any]
 
 
 def label(line: Line) -> str:
-    """What tables and pictures call the setting of a line."""
+    """Returns the name of a line's setting in tables and pictures."""
     setting = line["what"]["setting"]
     return setting if isinstance(setting, str) else Setting(tuple(sorted(setting.items()))).label
 
@@ -23,7 +23,7 @@ def _model(lines: list[Line]) -> str:
 
 
 def _sparse(n: int) -> list[str]:
-    """Every fifth label, where there are many."""
+    """Returns labels 0 to n - 1. If there are more than 12, only every fifth is not empty."""
     return [str(i) if n <= 12 or i % 5 == 0 else "" for i in range(n)]
 
 
@@ -38,7 +38,7 @@ def _by_head(lines: list[Line], name: str, title: str, column_name: str) -> Heat
         return None
     rows = panels[0].rows
     largest = max(value or 0.0 for panel in panels for row in panel.rows for value in row)
-    scale = max(math.ceil(largest * 10) / 10, 0.1)  # so that half of it is a whole number of per cent
+    scale = max(math.ceil(largest * 10) / 10, 0.1)  # its half is then a whole number of per cent
     cell = (16 if len(rows[0]) > 6 else 24, 14 if len(rows) > 12 else 22)
     return HeatMap(f"{_model(lines)}: {title}", "layers", column_name, _sparse(len(rows)), _sparse(len(rows[0])), panels, scale, cell)
 
@@ -59,7 +59,7 @@ def _of_retrieval(lines: list[Line], kind: str, way: str) -> HeatMap:
 
 
 def _trade_off(lines: list[Line]) -> TradeOff | None:
-    """Settings that select keys; None where two are too few for a line."""
+    """Compares settings that select keys. Returns None for fewer than three, which give no line."""
     groups: dict[int, list[Point]] = {}
     for line in lines:
         setting, figures = line["what"]["setting"], line["figures"]
@@ -73,7 +73,7 @@ def _trade_off(lines: list[Line]) -> TradeOff | None:
 
 
 def maps(lines: Iterable[Line]) -> dict[str, HeatMap | TradeOff]:
-    """All pictures by the name of their file."""
+    """Returns all pictures by file name."""
     lines, found = list(lines), dict[str, HeatMap | TradeOff | None]()
     decode = [line for line in lines if line["what"]["measurement"] == "decode"]
     for context in sorted({line["what"]["context"] for line in decode}):

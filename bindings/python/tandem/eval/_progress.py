@@ -4,7 +4,7 @@ import sys
 import time
 from typing import TextIO
 
-STEP_COST = 30  # a decode step takes about as long as so many tokens of a prefill
+STEP_COST = 30  # prefill tokens that take about as long as one decode step
 _EVERY_S, _EVERY_S_ON_TERMINAL = 30.0, 0.2
 
 
@@ -14,12 +14,12 @@ def _clock(seconds: float) -> str:
 
 
 class Progress:
-    """Counts work in tokens of a prefill.
+    """Counts work in prefill tokens.
 
     Parameters
     ----------
     total : float
-        All the work there is.
+        All the work of the run.
     stream : file
     """
 
@@ -30,11 +30,11 @@ class Progress:
         self._on_terminal, self._width = self._stream.isatty(), 0
 
     def prefill(self, n_tokens: int) -> None:
-        """So many tokens were prefilled."""
+        """Counts n_tokens prefilled tokens."""
         self._advance(n_tokens)
 
     def steps(self, n_steps: int = 1) -> None:
-        """So many decode steps were done."""
+        """Counts n_steps decode steps."""
         self._advance(n_steps * STEP_COST)
 
     def _advance(self, work: float) -> None:
@@ -56,7 +56,7 @@ class Progress:
         self._stream.flush()
 
     def end(self) -> None:
-        """Leaves the terminal's line."""
+        """Clears the terminal's line."""
         if self._on_terminal and self._width:
             self._stream.write("\r" + " " * self._width + "\r")
             self._stream.flush()

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: MIT
-"""What policy "hip" prunes, as text: a preset, or SINKS/WINDOW/STAGE/... as ``tandem generate --pruning`` takes it.
+"""Options of policy "hip" as text: a preset, or SINKS/WINDOW/STAGE/... as for ``tandem generate --pruning``.
 
-A stage is JUDGE:CHUNK:KEEP:INTERVAL, and "+next" behind it keeps with each chunk the next one: 64/512/bounds:8:1472:4.
-"dense+" in front leaves appends dense: only decode calls prune.
+A stage is JUDGE:CHUNK:KEEP:INTERVAL. "+next" after it keeps with each chunk the next one: 64/512/bounds:8:1472:4. "dense+" in
+front leaves appends dense, so that only decode calls prune.
 """
 from .._pruning import Pruning, PruningRecord, PruningStage
 
 JUDGES = ("descent", "bounds", "exact")
-_ALL = PruningRecord([PruningStage("exact", 64, 1 << 30)])  # keeps everything
+_ALL = PruningRecord([PruningStage("exact", 64, 1 << 30)])  # keeps every key
 
 
 def _number(text: str) -> int:
@@ -28,7 +28,7 @@ def _stage(text: str) -> PruningStage:
 
 
 def pruning_of(text: str) -> Pruning:
-    """The pruning of a text.
+    """Returns the pruning that a text describes.
 
     Raises
     ------

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """results.jsonl: one JSON object a line, written when its measurement is complete.
 
-An object's member "what" says everything that the figures depend on; --resume skips a measurement whose "what" is there. The
-last line of a run that was killed may be incomplete: it is dropped.
+An object's member "what" holds everything that the figures depend on. --resume skips a measurement whose "what" is in the file.
+An incomplete last line, from a run that was killed, is dropped.
 """
 import datetime
 import importlib.metadata
@@ -19,13 +19,13 @@ What = dict[str, Any]
 
 
 def versions() -> dict[str, str]:
-    """Of everything that computes."""
+    """Returns the versions of all software that computes."""
     return {"tandem": ".".join(map(str, version())), "python": platform.python_version(),
             **{name: importlib.metadata.version(name) for name in ("torch", "transformers", "numpy")}}
 
 
 def machine() -> dict[str, Any]:
-    """Processor and memory."""
+    """Describes the processor and memory."""
     processor = ""
     try:
         with open("/proc/cpuinfo") as file:
@@ -47,14 +47,14 @@ class Results:
     Parameters
     ----------
     folder : Path
-        Made if it is missing.
+        Created if missing.
     resume : bool
-        Keep the lines that are there; else the folder may hold no results.
+        True: keep existing lines. False: the folder must not hold results.
 
     Raises
     ------
     FileExistsError
-        There are results and `resume` is False.
+        The folder has results and `resume` is False.
     """
 
     def __init__(self, folder: pathlib.Path, resume: bool) -> None:
@@ -75,11 +75,11 @@ class Results:
             os.truncate(self.path, len(complete))
 
     def has(self, what: What) -> bool:
-        """Whether this was measured."""
+        """Returns whether this was measured."""
         return _key(what) in self._done
 
     def add(self, what: What, figures: dict[str, Any]) -> None:
-        """Writes a line at once."""
+        """Appends a line to the file at once."""
         line = {"what": what, "figures": figures, "versions": versions(), "machine": machine(),
                 "time": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")}
         with open(self.path, "a") as file:

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: MIT
-"""Retrieval: facts planted in a text at several depths, and asked for at its end.
+"""Retrieval: facts planted in a text at several depths, and questions for them at its end.
 
-Two kinds: a pass key, one in a text, so that each depth has a text of its own; and named numbers, several in one text, which are
-asked by name. Chat models get text and question as one message in their template, unless they are asked plainly: to go on with
-the sentence. Questions come behind the text in four ways. The first two go on from a fork of the text for each question; in a row
-one question comes behind the other, in random order, with the answers that were given between them.
+A fact is of one of two kinds. A pass key is alone in its text, so each depth has its own text. Named numbers share one text and
+are asked for by name. Chat models get text and question as one message in their template, unless they are asked plainly: to
+continue the sentence. Questions come after the text in four ways. In the first two, each question starts from a fork of the
+text. In a row, questions follow one another in random order, with the answers given so far between them.
 
-appended           In one call, as chat programs do. Under "all" and "hgca" such a call attends every key; "hgca" then judges all
-                   keys by what the question attended, and "hip" runs all stages in the next call.
-decoded            Token by token, as if the model had come upon the question by itself. "hgca" has what it kept before it knew it,
-                   and "hip" the lists of the last refresh.
-in a row           Token by token.
-appended in a row  Each in one call.
+appended           In one call, as chat programs do. Under "all" and "hgca" such a call attends every key. "hgca" then judges all
+                   keys by the question's attention, and "hip" runs all stages in the next call.
+decoded            Token by token, as if the model had written the question. "hgca" has only the keys that it kept before the
+                   question, and "hip" the lists of the last refresh.
+in a row           Token by token, one question after another.
+appended in a row  Each question in one call, one after another.
 """
 import copy
 import random
@@ -27,18 +27,18 @@ from ._progress import Progress
 _NAMES = ("amber", "cedar", "ember", "granite", "harbor", "indigo", "jasmine", "lantern", "maple", "nickel", "opal", "pepper",
           "quartz", "raven", "saffron", "timber", "umber", "velvet", "willow", "zephyr")
 _MORE_NAMES = ("anchor", "beacon", "candle", "dolphin", "engine", "falcon", "garden", "helmet", "island", "jacket", "kettle", "ladder",
-               "magnet", "needle", "orchid", "pebble", "rabbit", "saddle", "temple", "valley")  # for texts of more facts than 20
+               "magnet", "needle", "orchid", "pebble", "rabbit", "saddle", "temple", "valley")  # for more than 20 facts
 MAX_FACTS = len(_NAMES) + len(_MORE_NAMES)
 KINDS = ("pass key", "named number")
-ANSWER_TOKENS = 12  # at most: enough for five digits in a short sentence; models of words may say more before them
-QUESTION_TOKENS = 24  # what progress takes a question for
+ANSWER_TOKENS = 12  # at most: enough for five digits in a short sentence; word models may say more first
+QUESTION_TOKENS = 24  # a question's length, as progress counts it
 ROWS = ("in a row", "appended in a row")
 WAYS = ("appended", "decoded", *ROWS)
 
 
 @dataclass(frozen=True)
 class Fact:
-    """A sentence to plant, the question for it, and its answer."""
+    """A sentence to plant, the question for it, and the answer."""
 
     sentence: str
     question: str
@@ -48,17 +48,17 @@ class Fact:
 
 @dataclass(frozen=True)
 class Haystack:
-    """A text with facts in it.
+    """A text with planted facts.
 
     Attributes
     ----------
     kind : str
         "pass key" or "named number".
     body : list of int
-        Tokens up to the questions.
+        Tokens before the questions.
     facts : list of Fact
     questions : list of list of int
-        Tokens of each fact's question, with what follows in the chat template.
+        Tokens of each fact's question, with the end of the chat template.
     """
 
     kind: str
@@ -68,17 +68,18 @@ class Haystack:
 
 
 def depths(n: int, shift: float = 0.5, until: float = 1.0, after: float = 0.0) -> list[float]:
-    """Shares of the text before each of n facts: each in one of n equal parts of [after, until), `shift` of the part's way into it."""
+    """Returns the share of the text before each of n facts. [after, until) has n equal parts with one fact each, `shift` of the
+    way into its part."""
     return [after + (i + shift) / n * (until - after) for i in range(n)]
 
 
 def names_for(n_facts: int) -> tuple[str, ...]:
-    """Names to choose from for so many numbers of a text."""
+    """Returns names to choose from, for a text with n_facts numbers."""
     return _NAMES if n_facts <= len(_NAMES) else _NAMES + _MORE_NAMES
 
 
 def _facts(kind: str, is_asked: bool, where: list[float], chance: random.Random, names: Sequence[str]) -> list[Fact]:
-    """Plain models go on with the sentence, as examples/models/pico was taught; chat models are asked."""
+    """Makes the facts. Plain models continue a sentence, as examples/models/pico was taught; chat models are asked."""
     found = []
     for depth, name in zip(where, chance.sample(list(names), len(where)), strict=True):
         answer = str(chance.randrange(10000, 100000))
@@ -93,7 +94,7 @@ def _facts(kind: str, is_asked: bool, where: list[float], chance: random.Random,
 
 
 def _planted(text: str, facts: list[Fact]) -> str:
-    """The facts stand at line ends, else between words."""
+    """Plants the facts at line ends, else between words."""
     places = []
     for fact in facts:
         wanted = int(len(text) * fact.depth)
@@ -108,7 +109,7 @@ def _planted(text: str, facts: list[Fact]) -> str:
 def _tokens(tokenizer: Tokenizer, text: str, facts: list[Fact], is_asked: bool) -> tuple[list[int], list[list[int]]]:
     planted = _planted(text, facts)
     if not is_asked:
-        # A tokenizer of words has the space in the token that follows it.
+        # A word tokenizer puts the space into the token after it.
         questions = [fact.question if tokenizer.own is None else fact.question.rstrip(" ") for fact in facts]
         return tokenizer.tokens(planted), [tokenizer.tokens(question, False) for question in questions]
     whole = [tokenizer.chat(planted + fact.question) for fact in facts]
@@ -119,20 +120,20 @@ def _tokens(tokenizer: Tokenizer, text: str, facts: list[Fact], is_asked: bool) 
 
 @dataclass(frozen=True)
 class Planting:
-    """What is planted, and where.
+    """The facts to plant, and where.
 
     Attributes
     ----------
     kind : str
         "pass key" or "named number".
     where : list of float
-        Depths.
+        Depths of the facts.
     seed : int or str
-        Of answers and the order of names.
+        Seed of the answers and the order of names.
     names : sequence of str
-        At least one for each depth.
+        At least one name for each depth.
     plain : bool
-        Chat models are asked as others are.
+        Ask chat models plainly, like other models.
     """
 
     kind: str
@@ -143,7 +144,7 @@ class Planting:
 
 
 def make(tokenizer: Tokenizer, text: str, n_context: int, planting: Planting) -> Haystack:
-    """A text of at most `n_context` tokens with questions and answers.
+    """Returns a text of at most `n_context` tokens, questions and answers included.
 
     Raises
     ------
@@ -174,13 +175,14 @@ def _fork(past: Any) -> Any:
 
 
 def _ends(said: str) -> bool:
-    """Whether a number in what was said is complete. A comma may be within it."""
+    """Returns whether the first number in the answer is complete. A comma may be part of it."""
     digits = [place for place, char in enumerate(said) if char.isdigit()]
     return bool(digits) and any(not char.isdigit() and char != "," for char in said[digits[0]:])
 
 
 def _ask(model: LanguageModel, past: Any, question: list[int], way: str) -> str:
-    """The most likely tokens after the question, up to the end of the first number. In a row the cache has all of them."""
+    """Returns the most likely tokens after the question, up to the end of the first number. In a row, the cache gets all of
+    them."""
     size = len(question) if way.startswith("appended") else 1
     for first in range(0, len(question), size):
         logits = model.step(torch.tensor(question[first:first + size]), past)
@@ -196,7 +198,7 @@ def _ask(model: LanguageModel, past: Any, question: list[int], way: str) -> str:
 
 
 def is_right(said: str, answer: str) -> bool:
-    """Whether the first number in what was said is the answer. Commas in it are a matter of style."""
+    """Returns whether the first number said is the answer. Commas in it are ignored."""
     digits = ""
     for char in said.replace(",", ""):
         if char.isdigit():
@@ -207,13 +209,13 @@ def is_right(said: str, answer: str) -> bool:
 
 
 def dense_ways(ways: Sequence[str]) -> list[str]:
-    """To dense attention a question is the same in one call and token by token."""
+    """Returns the ways that dense attention needs: one call and token by token are the same to it."""
     return [way for way in ways if way not in ROWS][:1] + [way for way in ways if way in ROWS][:1]
 
 
 def measure_retrieval(model: LanguageModel, haystack: Haystack, past: Any, ways: Sequence[str],
                       progress: Progress) -> Iterator[dict[str, Any]]:
-    """Asks for each fact in each way behind the text that `past` holds. Yields depth, way, and whether the answer was right."""
+    """Asks for each fact in each way after the text in `past`. Yields depth, way, and whether the answer was right."""
     asked = list(zip(haystack.facts, haystack.questions, strict=True))
     in_a_row = random.Random(len(haystack.body)).sample(asked, len(asked))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""How far predictions are from the text, and from those of dense attention. Sums are in double precision."""
+"""Distances of predictions from the text and from dense attention's predictions. Sums are in double precision."""
 import math
 from typing import Any
 
@@ -7,14 +7,14 @@ import torch
 
 
 class Scores:
-    """Sums over predictions, added in blocks so that no logits of a whole context are kept."""
+    """Sums over predictions. They are added in blocks, so that a whole context's logits are never kept."""
 
     def __init__(self) -> None:
         self.n = self.n_agree = 0
         self.nll = self.divergence = self.max_logit_difference = 0.0
 
     def add(self, logits: torch.Tensor, dense: torch.Tensor, targets: torch.Tensor) -> None:
-        """Takes logits [n, vocabulary], dense attention's of the same tokens, and the tokens that follow, [n]."""
+        """Adds logits [n, vocabulary], dense attention's for the same tokens, and the tokens that follow, [n]."""
         for mine, theirs, target in zip(logits.split(64), dense.split(64), targets.to(logits.device).split(64), strict=True):
             log_p = torch.log_softmax(mine.double(), -1)
             log_q = torch.log_softmax(theirs.double(), -1)
@@ -25,7 +25,7 @@ class Scores:
             self.n += len(target)
 
     def figures(self) -> dict[str, Any]:
-        """Means; the divergence is KL(dense || setting) in nats, a rounding error below 0 counts as 0."""
+        """Returns means. The divergence is KL(dense || setting) in nats; a rounding error below 0 counts as 0."""
         nll = self.nll / self.n
         return {"n_predictions": self.n, "nll": nll, "perplexity": math.exp(nll), "bits_per_token": nll / math.log(2),
                 "kl_divergence": max(self.divergence / self.n, 0.0), "top1_agreement": self.n_agree / self.n,

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Settings: text such as "policy=hgca,window_tokens=512,k_type=q8_0", checked by the library before a model is loaded.
+"""Settings, such as "policy=hgca,window_tokens=512,k_type=q8_0". The library checks them before a model is loaded.
 
-"dense_layers=0+1+11" names layers that attend every key; the setting's policy is for the others. "patterns=FILE" names a file of head
-patterns, and means the policy of that name.
+"dense_layers=0+1+11" names layers that attend every key; the policy is for the others. "patterns=FILE" names a file of head
+patterns and implies the policy "patterns".
 """
 from dataclasses import dataclass
 from typing import Any, get_type_hints
@@ -16,18 +16,18 @@ from .._patterns import Patterns
 from .._session import Session
 from ._pruning_text import pruning_of
 
-_PLAIN = (str, int, float)  # lists of one value a layer have no short text
+_PLAIN = (str, int, float)  # lists with one value a layer have no short text
 _STORAGE = {name: kind for name, kind in get_type_hints(CacheOptions).items() if kind in _PLAIN}
 _SESSION = {name: kind for name, kind in get_type_hints(SessionOptions).items() if kind in _PLAIN} | {
     "pruning": str, "patterns": str}  # see _pruning_text; a file of head patterns
-_DENSE = "dense_layers"  # of a TandemCache, which makes layer_policies of it
+_DENSE = "dense_layers"  # an option of TandemCache, which makes layer_policies of it
 KNOWN = {**_SESSION, **_STORAGE, _DENSE: tuple}
 DEFAULTS = ("policy=all", "policy=hgca,window_tokens=512", "policy=streaming,window_tokens=512", "k_type=q8_0,k_rotation=none",
             "k_type=q4_0,k_rotation=none", "k_type=q4_0,k_rotation=hadamard")
 
 
 class SettingError(ValueError):
-    """A setting that cannot be measured. The text names the option and its value."""
+    """A setting that cannot be measured. The message names the option and its value."""
 
 
 @dataclass(frozen=True)
@@ -37,35 +37,35 @@ class Setting:
     Attributes
     ----------
     options : tuple of (name, value)
-        In the order of their names, as :class:`tandem.SessionOptions`, :class:`tandem.CacheOptions` and
-        :class:`tandem.transformers.TandemCache` call them.
+        Sorted by name. The names are those of :class:`tandem.SessionOptions`, :class:`tandem.CacheOptions` and
+        :class:`tandem.transformers.TandemCache`.
     """
 
     options: tuple[tuple[str, Any], ...]
 
     @property
     def storage(self) -> dict[str, Any]:
-        """Options that say how keys and values are stored."""
+        """The options of storage."""
         return {name: value for name, value in self.options if name in _STORAGE}
 
     @property
     def session(self) -> dict[str, Any]:
-        """Options that say which keys are attended."""
+        """The options that choose the attended keys."""
         return {name: pruning_of(value) if name == "pruning" else value for name, value in self.options if name in _SESSION}
 
     @property
     def dense_layers(self) -> tuple[int, ...]:
-        """Layers that attend every key, in order."""
+        """Layers that attend every key, ascending."""
         return tuple(dict(self.options).get(_DENSE, ()))
 
     @property
     def patterns_file(self) -> str | None:
-        """The file of head patterns that prompts attend by."""
+        """The file of head patterns for prompts."""
         return dict(self.options).get("patterns")
 
     @property
     def stores_only(self) -> "Setting":
-        """The same storage under policy "all", as prefills are measured."""
+        """The same storage under policy "all", which prefills are measured with."""
         return Setting(tuple(sorted({**self.storage, "policy": "all"}.items())))
 
     @property
@@ -114,7 +114,7 @@ def _value(name: str, text: str) -> Any:
 
 
 def parse(text: str) -> Setting:
-    """The setting of a text.
+    """Returns the setting that a text describes.
 
     Raises
     ------
@@ -139,7 +139,7 @@ def parse(text: str) -> Setting:
 
 
 def check(setting: Setting) -> None:
-    """Asks the library, with a small model, whether the values are possible.
+    """Checks the values by the library, with a small model.
 
     Raises
     ------

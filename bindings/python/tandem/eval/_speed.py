@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Speed: tokens/s of a prefill in one call, and of decode steps that go in turns, so that a busy machine slows all alike."""
+"""Speed: tokens/s of a prefill in one call, and of decode steps. Runners take turns, so that a busy machine slows all alike."""
 import statistics
 import time
 from typing import Any
@@ -11,13 +11,13 @@ from ._progress import Progress
 from ._settings import Setting
 
 ROUNDS, STEPS = 3, 8
-BASELINES = ("eager", "sdpa")  # Transformers' own
+BASELINES = ("eager", "sdpa")  # Transformers' attention implementations
 Runner = Setting | str
 
 
 def measure_speed(model: LanguageModel, ids: torch.Tensor, runners: list[Runner],
                   progress: Progress) -> list[tuple[Runner, dict[str, Any]]]:
-    """Prefills ids but for the steps' tokens, then ROUNDS rounds of STEPS steps each, and one round before that does not count."""
+    """Prefills ids without the steps' tokens. Then runs one warm-up round and ROUNDS rounds of STEPS decode steps."""
     n_context = len(ids) - (ROUNDS + 1) * STEPS
     runs: list[tuple[Runner, Any, dict[str, str], float]] = []
     times: list[list[float]] = [[] for _ in runners]

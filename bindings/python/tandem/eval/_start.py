@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Where decode begins: caches that hold a text, each made by its own prefill, or all of them from one.
+"""Caches that hold a text, from which decode starts. Each cache has its own prefill, or all share one.
 
-One prefill for all of them is a cache of policy "all". Every setting goes on from a fork of it, and appends the text's last tokens
-by itself: that is where policies that judge keys by queries ("hgca") get theirs from. Prompts that a setting prunes ("hip",
-"streaming") are dense then, up to these last tokens. Dense attention is policy "all" too.
+A shared prefill is a cache of policy "all". Each setting continues a fork of it and appends the text's last tokens itself:
+these give queries to policies that judge keys by queries ("hgca"). So prompts that a setting prunes ("hip", "streaming") are
+dense up to these last tokens. Dense attention is policy "all" too.
 """
 from typing import Any, Protocol
 
@@ -18,20 +18,20 @@ _ALL = Setting((("policy", "all"),))
 
 
 class Start(Protocol):
-    """Makes caches that hold a text, and knows who computes on them."""
+    """Makes caches that hold a text."""
 
     model: LanguageModel
     progress: Progress
 
     def cache(self, setting: Setting | None) -> Any:
-        """A cache under a setting; None: dense attention."""
+        """Returns a cache under a setting; None: dense attention."""
 
     def close(self) -> None:
-        """The caches that were made are closed before."""
+        """Releases the memory. The caches made must be closed before."""
 
 
 class OwnPrefill:
-    """A prefill for each cache.
+    """Prefills each cache separately.
 
     Parameters
     ----------
@@ -40,25 +40,25 @@ class OwnPrefill:
         The text.
     progress : Progress
     dense_by_tandem : bool
-        Dense attention is Tandem's policy "all", and not Transformers' own.
+        Dense attention is Tandem's policy "all", not Transformers' own.
     """
 
     def __init__(self, model: LanguageModel, ids: torch.Tensor, progress: Progress, dense_by_tandem: bool = False) -> None:
         self.model, self._ids, self.progress, self._dense = model, ids, progress, _ALL if dense_by_tandem else None
 
     def cache(self, setting: Setting | None) -> Any:
-        """See Start."""
+        """Implements Start.cache()."""
         past = self.model.new_cache(setting or self._dense)
         self.model.prefill(self._ids, past)
         self.progress.prefill(len(self._ids))
         return past
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Does nothing."""
 
 
 class SharedPrefill:
-    """One prefill for all caches."""
+    """Prefills once for all caches."""
 
     def __init__(self, model: LanguageModel, ids: torch.Tensor, progress: Progress) -> None:
         self.model, self.progress, n_first = model, progress, max(len(ids) - TAIL_TOKENS, 1)
@@ -68,7 +68,7 @@ class SharedPrefill:
         progress.prefill(n_first)
 
     def cache(self, setting: Setting | None) -> Any:
-        """See Start."""
+        """Implements Start.cache()."""
         setting = setting or _ALL
         options = dict(setting.session)
         past = self._base.fork(window=options.pop("window_tokens", -1), dense_layers=setting.dense_layers, **options)
@@ -77,12 +77,12 @@ class SharedPrefill:
         return past
 
     def close(self) -> None:
-        """See Start."""
+        """Implements Start.close()."""
         self._base.close()
 
 
 def check_shared(settings: list[Setting]) -> None:
-    """Raises SettingError where settings cannot go on from one prefill."""
+    """Raises SettingError if a setting cannot continue a shared prefill."""
     for setting in settings:
         if setting.storage:
             raise SettingError(f"--shared-prefill: {setting.label} stores keys and values in a way of its own")

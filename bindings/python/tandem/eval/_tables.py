@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""table.md: the lines of results as tables, means over the passages of each setting."""
+"""table.md: the results as tables, with means over the passages of each setting."""
 import math
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -51,7 +51,7 @@ def _table(title: str, lines: list[Line], columns: list[Column]) -> list[str]:
 
 
 def _mean(lines: list[Line]) -> dict[str, Any]:
-    """Figures of one setting, over passages of equal length; the perplexity is that of all tokens."""
+    """Returns means of a setting's figures over passages of equal length. The perplexity is that of all tokens."""
     every = [line["figures"] for line in lines]
     mean = {name: sum(one[name] for one in every) / len(every) for name, value in every[0].items()
             if isinstance(value, (int, float)) and all(name in one for one in every)}
@@ -59,7 +59,8 @@ def _mean(lines: list[Line]) -> dict[str, Any]:
 
 
 def over_passages(lines: list[Line]) -> list[Line]:
-    """A line for each setting, with `beside_dense`: its perplexity, or bits per byte, beside dense attention's on the same passages."""
+    """Returns a line for each setting. `beside_dense` compares its perplexity, or bits per byte, with dense attention's on the
+    same passages."""
     found = []
     for name in dict.fromkeys(map(label, lines)):
         mine = [line for line in lines if label(line) == name]
@@ -101,7 +102,7 @@ def _dense_is(line: Line) -> str:
 
 
 def write(lines: Iterable[Line]) -> str:
-    """All tables, for each measurement and context one."""
+    """Returns all tables, one for each measurement and context."""
     lines = list(lines)
     if not lines:
         return "Nothing was measured.\n"

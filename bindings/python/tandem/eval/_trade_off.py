@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """What settings lose against what they read, as an SVG: a point for each setting, a line for each number of dense layers.
 
-A line joins the settings that no other setting of its group beats in both. The scale of the losses is logarithmic.
+A line joins the settings that no other setting of its group beats in both respects. The scale of the losses is logarithmic.
 """
 import math
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from typing import Any
 from ._heat_map import COLORS, text
 
 _WIDTH, _HEIGHT = 720, 440
-_LEFT, _END, _TOP, _FLOOR = 72, 530, 76, 384  # of the points
+_LEFT, _END, _TOP, _FLOOR = 72, 530, 76, 384  # edges of the area of points
 _LINES = {"light": ("#57606a", "#0969da", "#1a7f37", "#bc4c00", "#8250df", "#bf3989"),
           "dark": ("#9198a1", "#4493f8", "#3fb950", "#f0883e", "#ab7df8", "#f778ba")}
 
@@ -24,7 +24,7 @@ class Point:
     ----------
     name : str
     read : float
-        Share of the KV bytes.
+        Share of the KV bytes that is read.
     loss : float
         KL divergence from dense attention, > 0.
     """
@@ -35,7 +35,7 @@ class Point:
 
 
 def best_of(points: list[Point]) -> list[Point]:
-    """The points that no other one beats, by what they read."""
+    """Returns the points that no other point beats, in the order of the bytes read."""
     best: list[Point] = []
     for point in sorted(points, key=lambda one: (one.read, one.loss)):
         if not best or point.loss < best[-1].loss:
@@ -45,7 +45,7 @@ def best_of(points: list[Point]) -> list[Point]:
 
 @dataclass(frozen=True)
 class _Axes:
-    """From shares, in steps of 5 %, and losses to places in the picture."""
+    """Converts shares, on a scale in steps of 5 %, and losses to coordinates."""
 
     steps: range
     low: float
@@ -59,7 +59,7 @@ class _Axes:
         return round(_FLOOR - math.log(loss / self.low) / math.log(self.high / self.low) * (_FLOOR - _TOP), 1)
 
     def lines(self, colors: dict[str, Any]) -> list[str]:
-        """The grid and its labels: losses of 1, 2 and 5 times a power of ten, and more of them where the range is small."""
+        """Returns the grid and its labels: losses of 1, 2 and 5 times a power of ten, and more if the range is small."""
         edge, parts = f'stroke="{colors["edge"]}" stroke-width="0.5"', []
         for step in self.steps:
             x = self.x(step / 20)
@@ -81,20 +81,20 @@ def _axes(points: list[Point]) -> _Axes:
 
 @dataclass(frozen=True)
 class TradeOff:
-    """The picture.
+    """The picture of losses against bytes read.
 
     Attributes
     ----------
     title : str
     groups : dict of str to list of Point
-        By the name of their line.
+        The points of each line, by the line's name.
     """
 
     title: str
     groups: dict[str, list[Point]]
 
     def svg(self, mode: str) -> str:
-        """The picture for a "light" or "dark" page."""
+        """Returns the picture for a "light" or "dark" page."""
         colors: dict[str, Any] = dict(COLORS[mode])
         axes = _axes([point for group in self.groups.values() for point in group])
         parts = [f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="{colors["back"]}"/>',

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""``python -m tandem.eval.tables DIR...``: tables of the results of several runs as one, as of processes with a ``--part`` each."""
+"""``python -m tandem.eval.tables DIR...``: joins the results of several runs in one set of tables, such as processes with a
+``--part`` each."""
 import json
 import pathlib
 import sys
@@ -11,7 +12,7 @@ from ._tables import write
 
 
 def lines_of(folders: Sequence[pathlib.Path]) -> list[Line]:
-    """All complete lines, each measurement once."""
+    """Returns all complete lines, each measurement once."""
     found: dict[str, Line] = {}
     for folder in folders:
         whole = (folder / FILE).read_text()

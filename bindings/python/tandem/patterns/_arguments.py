@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The command line of a search. What is wrong with it is said before a model is loaded."""
+"""The command line of a search. Errors in it are reported before a model is loaded."""
 import argparse
 import pathlib
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ def _weight(text: str) -> float:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The flags."""
+    """Returns the parser of the flags."""
     flags = argparse.ArgumentParser(prog="python -m tandem.patterns", description="Head patterns of a model, for the policy \"patterns\".",
                                     epilog="Exit codes: 0 done, 1 failed, 2 wrong command line, 130 interrupted.")
     commands = flags.add_subparsers(dest="command", required=True, metavar="search")
@@ -55,7 +55,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def parse_arguments(words: Sequence[str] | None) -> argparse.Namespace:
-    """The flags. Exits with 2 where something is wrong."""
+    """Returns the flags. Exits with 2 on an error."""
     flags = parser()
     given = flags.parse_args(words)
     try:

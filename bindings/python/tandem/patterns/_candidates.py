@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The patterns that a head may get, and how a file of head patterns names them."""
+"""The patterns that a head may get, and their names in a file of head patterns."""
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ _UNITED_WINDOWS, _UNITED_COLUMNS, _UNITED_DIAGONALS = (128, 512, 1024), (16, 64,
 
 @dataclass(frozen=True)
 class Candidate:
-    """A pattern, or several that are united. Without any: all keys.
+    """One pattern or the union of several. No pattern: all keys.
 
     Attributes
     ----------
@@ -39,7 +39,7 @@ class Candidate:
         return "union" if len(kinds) > 1 else kinds[0] if kinds else "full"
 
     def json(self, score: float) -> list[Any]:
-        """The head's value in a file, as tandem_patterns_read() reads it."""
+        """Returns the head's value in a file, in the form that tandem_patterns_read() reads."""
         lists: list[list[Any]] = []
         if self.a_shape is not None:
             lists.append(["stream_llm", *self.a_shape, score])
@@ -51,7 +51,7 @@ class Candidate:
 
 
 def grid() -> list[Candidate]:
-    """All candidates; the first one is all keys."""
+    """Returns all candidates. The first one attends all keys."""
     found = [Candidate()]
     found += [Candidate(a_shape=(sinks, window)) for sinks in _SINKS for window in _WINDOWS]
     found += [Candidate(vertical_slash=(columns, diagonals)) for columns in _COLUMNS for diagonals in _DIAGONALS]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Queries and keys of each layer, as a model's dense attention gets them: after rotary embedding.
+"""Captures each layer's queries and keys on their way to dense attention, after rotary embedding.
 
-Importing this module registers an attention function with Transformers. It shows queries and keys to the thread's observer and then
-calls Transformers' own "sdpa", so nothing of a layer is kept longer than the observer needs it.
+Importing this module registers an attention function with Transformers. It passes queries and keys to the thread's observer and
+then calls Transformers' own "sdpa". So a layer's tensors live no longer than the observer needs them.
 """
 import threading
 from collections.abc import Callable, Iterator
@@ -18,7 +18,7 @@ from ..eval._language_model import LanguageModel, ModelError
 
 NAME = "tandem_patterns_search"
 Observer = Callable[[int, torch.Tensor, torch.Tensor, float], None]
-_watched = threading.local()  # .observer: gets every layer of the pass that runs
+_watched = threading.local()  # .observer: receives every layer of the running pass
 
 
 @contextmanager
@@ -32,11 +32,11 @@ def _watching(observer: Observer) -> Iterator[None]:
 
 def _attention(module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attention_mask: torch.Tensor | None,
                **options: Any) -> tuple[torch.Tensor, None]:
-    """[1, n_heads, n_tokens, head_dim] each, as every attention function of Transformers has it."""
+    """Has the signature of Transformers' attention functions. The tensors are [1, n_heads, n_tokens, head_dim]."""
     for name in ("softcap", "s_aux"):
         if options.get(name) is not None:
             raise ModelError(f"{name}: layers with soft-capped logits or learned sinks cannot be searched")
-    if not options.get("sliding_window"):  # such a layer attends its whole window whatever its heads are told
+    if not options.get("sliding_window"):  # such a layer attends its whole window, whatever its heads' patterns
         scale = options.get("scaling")
         _watched.observer(module.layer_idx, query[0].float(), key[0].float(), query.shape[-1] ** -0.5 if scale is None else float(scale))
     output: tuple[torch.Tensor, None] = sdpa_attention_forward(module, query, key, value, attention_mask, **options)
@@ -48,7 +48,7 @@ AttentionMaskInterface.register(NAME, sdpa_mask)
 
 
 def watch(model: LanguageModel, ids: list[int], observer: Observer) -> None:
-    """Runs a prompt densely in one call. The observer gets layer, queries, keys, both [n_heads, n_tokens, head_dim], and the factor
-    of logits."""
+    """Runs a prompt densely in one call. The observer gets the layer, queries and keys, both [n_heads, n_tokens, head_dim], and
+    the logits' factor."""
     with _watching(observer):
         model.forward(torch.tensor(ids), None, 1, attention=NAME)

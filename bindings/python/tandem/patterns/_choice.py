@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: MIT
-"""One candidate for each head, so that all heads together stay within a budget of pairs and lose least.
+"""Chooses a candidate for each head, so that all heads together stay within a budget of pairs and lose least.
 
-Of a head only the candidates on the lower convex hull of (pairs, loss) are ever worth their pairs:
+For each head, only the candidates on the lower convex hull of (pairs, loss) are worth their pairs:
 
     loss  *
           |  *   .            from the cheapest on, each step costs pairs and takes loss away, and
           |    ` * .          the steps' gain for a pair falls
           +----------- * pairs
 
-So the steps of all heads are taken in the order of their gain for a pair until the budget is used: that is the least loss, but for
-the last step, which may not fit. What fits behind it is still taken.
+So the steps of all heads are taken in the order of their gain for a pair until the budget is used. This gives the least loss,
+except for the last step, which may not fit. Later steps that fit are still taken.
 """
 from dataclasses import dataclass
 
@@ -17,25 +17,26 @@ import torch
 
 from ._recall import LayerRecall
 
-WORST_WEIGHT = 1.0  # of the worst query of questions, beside the mean over the text's
+WORST_WEIGHT = 1.0  # weight of questions' worst query, beside the mean over the text's queries
 
 
 class BudgetError(ValueError):
-    """No choice is within the budget."""
+    """No choice stays within the budget."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """From one candidate of a head to the next on its hull."""
+    """A step from one candidate of a head to the next on its hull."""
 
-    gain: float  # loss for a pair
+    gain: float  # loss that the step removes for a pair
     head: int
     candidate: int
     pairs: int
 
 
 def losses(layer: LayerRecall, worst_weight: float = WORST_WEIGHT) -> torch.Tensor:
-    """What each candidate loses, [n_q_heads, n_candidates]: the mean over queries of text, and for each question its worst query."""
+    """Returns each candidate's loss, [n_q_heads, n_candidates]: the mean over the text's queries, and the mean over questions
+    of their worst query."""
     text = torch.cat(layer.text, 1).float()
     loss = text.mean(1)
     if layer.questions:
@@ -45,7 +46,7 @@ def losses(layer: LayerRecall, worst_weight: float = WORST_WEIGHT) -> torch.Tens
 
 
 def hull(pairs: list[int], loss: list[float]) -> list[int]:
-    """Indices of the lower convex hull, cheapest first, each with less loss than the one before."""
+    """Returns the indices of the lower convex hull, cheapest first, each with less loss than the one before."""
     kept: list[int] = []
     for i in sorted(range(len(pairs)), key=lambda i: (pairs[i], loss[i], i)):
         if kept and loss[i] >= loss[kept[-1]]:
@@ -58,19 +59,19 @@ def hull(pairs: list[int], loss: list[float]) -> list[int]:
 
 
 def choose(pairs: torch.Tensor, loss: torch.Tensor, budget: int) -> list[int]:
-    """A candidate for each head.
+    """Chooses a candidate for each head.
 
     Parameters
     ----------
     pairs, loss : Tensor
         [n_heads, n_candidates].
     budget : int
-        Pairs of all heads.
+        Pairs of all heads together.
 
     Raises
     ------
     BudgetError
-        The cheapest candidates need more.
+        The cheapest candidates need more pairs.
     """
     costs, lost = pairs.tolist(), loss.tolist()
     chosen, steps = [], []
@@ -82,7 +83,7 @@ def choose(pairs: torch.Tensor, loss: torch.Tensor, budget: int) -> list[int]:
     used = sum(cost[i] for cost, i in zip(costs, chosen, strict=True))
     if used > budget:
         raise BudgetError(f"budget = {budget} pairs, the cheapest patterns attend {used}")
-    stopped = set()  # heads that a step did not fit for: later ones begin behind it
+    stopped = set()  # heads whose step did not fit: their later steps start from it
     for step in sorted(steps, key=lambda step: (-step.gain, step.head, step.pairs)):
         if step.head in stopped or used + step.pairs > budget:
             stopped.add(step.head)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Prompts that heads are judged by: passages of a text, and passages with planted facts and questions for them behind it."""
+"""Prompts that judge heads: passages of a text, and passages with planted facts, followed by questions for them."""
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from ..eval._language_model import Tokenizer
 from ..eval._retrieval import KINDS, Planting, depths, make
 
-FACTS = {"pass key": 1, "named number": 6}  # in a prompt
+FACTS = {"pass key": 1, "named number": 6}  # facts in a prompt
 
 
 @dataclass(frozen=True)
 class Call:
-    """Tokens that come in one call: blocks and chunks are counted from its first.
+    """Tokens of one call. Blocks and chunks are counted from its first token.
 
     Attributes
     ----------
@@ -28,7 +28,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Prompt:
-    """Tokens, and the calls that judge heads. Tokens between calls are answers: decode attends all keys."""
+    """Tokens, and the calls that judge heads. Tokens between calls are answers, which are decoded with all keys."""
 
     ids: list[int]
     calls: list[Call]
@@ -36,18 +36,18 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which prompts.
+    """Describes the prompts to make.
 
     Attributes
     ----------
     contexts : sequence of int
         Tokens of a prompt.
     passages : int
-        Passages of the text, for each context.
+        Passages of the text for each context.
     has_facts : bool
-        Each passage once more, with facts.
+        Use each passage once more, with facts.
     seed : int
-        Of facts.
+        Seed of the facts.
     """
 
     contexts: Sequence[int]
@@ -57,7 +57,7 @@ class Wanted:
 
 
 def _with_facts(tokenizer: Tokenizer, text: str, context: int, kind: str, seed: str) -> Prompt:
-    """Questions come one behind the other, in random order, with their answers."""
+    """Makes a prompt with facts. The questions follow one another in random order, with their answers."""
     haystack = make(tokenizer, text, context, Planting(kind, depths(FACTS[kind]), seed))
     ids, calls = list(haystack.body), [Call(0, len(haystack.body))]
     asked = list(zip(haystack.questions, haystack.facts, strict=True))
@@ -68,7 +68,7 @@ def _with_facts(tokenizer: Tokenizer, text: str, context: int, kind: str, seed: 
 
 
 def prompts(tokenizer: Tokenizer, text: str, wanted: Wanted) -> list[Prompt]:
-    """All prompts, shortest first.
+    """Returns all prompts, shortest context first.
 
     Raises
     ------

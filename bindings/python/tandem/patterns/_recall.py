@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""What each candidate costs and loses, by layer and query head.
+"""The cost and the loss of each candidate, by layer and query head.
 
-The cost is exact: pairs of every block of every prompt. What is lost is the attention weight on keys that a candidate does not name,
-of sampled queries: of text every 4th query of some blocks at equal distances, of questions every query.
+The cost is exact: pairs of every block of every prompt. The loss is the attention weight on keys that a candidate does not
+name. It is measured for sampled queries: in text every 4th query of some equally spaced blocks, in questions every query.
 """
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,12 +13,12 @@ from ._candidates import Candidate
 from ._prompts import Call, Prompt
 from ._rules import BLOCK, CHUNK, ChunkRanks, KeyMeans, Sizes, keys_of_block, weights_of
 
-EVERY = 4  # queries of a sampled block of text
+EVERY = 4  # distance of the sampled queries in a block of text
 
 
 @dataclass
 class LayerRecall:
-    """Of one layer.
+    """The costs and losses of one layer.
 
     Attributes
     ----------
@@ -26,9 +26,9 @@ class LayerRecall:
     pairs : Tensor
         [n_q_heads, n_candidates] of int64.
     dense_pairs : int
-        Of one head.
+        Pairs of one head that attends all keys.
     text : list of Tensor
-        For each sampled block the weight that is lost, [n_q_heads, n_queries, n_candidates] of f16.
+        For each call's sampled blocks, the weight that is lost, [n_q_heads, n_queries, n_candidates] of f16.
     questions : list of Tensor
         The same for each question.
     """
@@ -57,7 +57,7 @@ class Recall:
     ----------
     candidates : sequence of Candidate
     n_samples : int
-        Blocks of a prompt's text whose queries are looked at.
+        Number of blocks of a prompt's text whose queries are sampled.
     """
 
     def __init__(self, candidates: Sequence[Candidate], n_samples: int) -> None:
@@ -67,11 +67,11 @@ class Recall:
         self._prompt = Prompt([], [])
 
     def begin(self, prompt: Prompt) -> None:
-        """The layers that come next are of this prompt."""
+        """Sets the prompt that the next layers belong to."""
         self._prompt = prompt
 
     def add(self, layer_idx: int, q: torch.Tensor, k: torch.Tensor, scale: float) -> None:
-        """Takes a layer's queries and keys, [n_heads, n_tokens, head_dim]."""
+        """Adds a layer's queries and keys, [n_heads, n_tokens, head_dim]."""
         q, k = q.cpu(), k.cpu()
         group, means = len(q) // len(k), [KeyMeans(one) for one in k]
         layer = self.layers.setdefault(layer_idx, LayerRecall(len(k), torch.zeros((len(q), self._sizes.n), dtype=torch.int64)))
@@ -83,7 +83,7 @@ class Recall:
             (layer.questions if call.is_question else layer.text).append(torch.stack(found))
 
     def _call(self, pairs: torch.Tensor, head: _Head, call: Call) -> torch.Tensor:
-        """Adds to the head's pairs; returns what its sampled queries lose, [n_queries, n_candidates]."""
+        """Adds to the head's pairs. Returns what its sampled queries lose, [n_queries, n_candidates]."""
         begins, lost = range(call.first, call.end, BLOCK), []
         n = min(self._n_samples, len(begins))
         sampled = set(begins) if call.is_question else {begins[(i + 1) * len(begins) // n - 1] for i in range(n)}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What a search found: a file of head patterns, and a table by layer."""
+"""The result of a search: a file of head patterns, and a table by layer."""
 import json
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -21,11 +21,11 @@ class Found:
     ----------
     candidates : list of Candidate
     layers : dict of int to LayerRecall
-        Layers that were searched.
+        The layers that were searched.
     chosen : dict of int to list of int
-        Of these layers the candidate of each query head.
+        For each of these layers, the candidate of each query head.
     n_layers, n_heads : int
-        Of the model: query heads of a layer. Heads of other layers attend all keys of their sliding window.
+        Of the model; query heads of a layer. Heads of layers that were not searched attend all keys of their sliding window.
     """
 
     candidates: list[Candidate]
@@ -35,24 +35,24 @@ class Found:
     n_heads: int
 
     def pairs(self, layer_idx: int) -> int:
-        """Of all heads of a layer."""
+        """Returns the pairs of all heads of a layer."""
         return int(sum(int(row[i]) for row, i in zip(self.layers[layer_idx].pairs, self.chosen[layer_idx], strict=True)))
 
     def dense_pairs(self, layer_idx: int) -> int:
-        """The same if all heads attended all keys."""
+        """Returns the pairs if all heads of a layer attended all keys."""
         return self.layers[layer_idx].dense_pairs * self.n_heads
 
     @property
     def share(self) -> float:
-        """Of dense attention's pairs, over all layers that were searched."""
+        """Share of dense attention's pairs, over all searched layers."""
         return sum(map(self.pairs, self.layers)) / sum(map(self.dense_pairs, self.layers))
 
 
 def decoding_all_keys(heads: list[Candidate], n_kv_heads: int) -> list[Candidate]:
-    """The same patterns, but that calls of one query attend all keys.
+    """Returns the same patterns, changed so that calls of one query attend all keys.
 
-    Where all query heads of a KV head have an A-shape alone, the library's decode attends sinks and window. The search judges
-    prompts, so it keeps decode as it is: one head of such a group gets a second pattern that names no key, 0 blocks.
+    If all query heads of a KV head have only an A-shape, the library's decode attends sinks and window. The search judges only
+    prompts, so decode must not change: one head of such a group gets a second pattern that names no key, with 0 blocks.
     """
     group, kept = len(heads) // n_kv_heads, list(heads)
     for first in range(0, len(heads), group):
@@ -62,7 +62,7 @@ def decoding_all_keys(heads: list[Candidate], n_kv_heads: int) -> list[Candidate
 
 
 def file_text(found: Found) -> str:
-    """The file, a line for each layer. A head's score is the share of its attention in text that it keeps."""
+    """Returns the file's text, a line for each layer. A head's score is the share of its attention in text that it keeps."""
     lines = []
     for layer_idx in range(found.n_layers):
         heads, scores = [Candidate()] * found.n_heads, [1.0] * found.n_heads
@@ -90,7 +90,7 @@ def _row(found: Found, layer_idx: int) -> list[str]:
 
 
 def table(found: Found) -> str:
-    """Recall by layer, and the cost."""
+    """Returns a table of the recall and the cost by layer."""
     heads = ["layer", "heads", "pairs", "recall in text: mean", "of the lowest 5 % of queries", "of the lowest head",
              "recall of questions' worst queries: mean"]
     rows = [_row(found, layer_idx) for layer_idx in sorted(found.layers)]

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: MIT
-"""Which keys many candidates name for a block of queries, by the rules of tandem/patterns.h.
+"""Computes the keys that many candidates name for a block of queries, by the rules of tandem/patterns.h.
 
-A candidate names the k best columns, bands or blocks. So each is ranked once, and a unit of 8 tokens gets the best rank of what
-falls into it: a candidate names the units whose rank is below its size. One comparison serves all candidates:
+A candidate names the k best columns, bands or blocks. So each of these is ranked once, and a unit of 8 tokens gets the best
+rank within it. A candidate names the units whose rank is below its size. One comparison serves all candidates:
 
     column ranks of tokens   7 . 2 . . 0 9 1 | ...        size 2 names the unit: it holds rank 0
     unit's rank                      0       | ...
 
-Beside units there are the newest tokens, named from a token on: windows and the block itself.
+In addition, all tokens from some token on are named: windows, and the block itself.
 """
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,11 +18,11 @@ from ._candidates import Candidate
 
 BLOCK, CHUNK, UNIT = 128, 8192, 8
 PROBED, BAND, KEY_BLOCK = 64, 16, 64
-_NEVER = 1 << 30  # rank of what no candidate names
+_NEVER = 1 << 30  # rank of units that no candidate names
 
 
 class Sizes:
-    """Sizes of all candidates as columns, [n_candidates, 1] each; 0 where a candidate does not have the pattern.
+    """Sizes of all candidates as columns, [n_candidates, 1] each; 0 if a candidate does not have the pattern.
 
     Parameters
     ----------
@@ -46,16 +46,16 @@ class Sizes:
 
 @dataclass(frozen=True)
 class BlockKeys:
-    """The keys of a block of queries, for each candidate.
+    """The keys that each candidate names for a block of queries.
 
     Attributes
     ----------
     begin, end : int
-        The tokens of the block's queries.
+        Range of the tokens of the block's queries.
     units : Tensor
-        [n_candidates, n_units] of bool: units of 8 tokens that are named.
+        [n_candidates, n_units] of bool: the named units of 8 tokens.
     newest : Tensor
-        [n_candidates]: every token from this one on is named; at most `begin`.
+        [n_candidates]: all tokens from this one on are named; at most `begin`.
     """
 
     begin: int
@@ -64,12 +64,12 @@ class BlockKeys:
     newest: torch.Tensor
 
     def tokens(self) -> torch.Tensor:
-        """[n_candidates, end] of bool, before causality."""
+        """Returns [n_candidates, end] of bool, the named tokens before causality applies."""
         named = self.units.repeat_interleave(UNIT, dim=1)[:, :self.end]
         return named | (torch.arange(self.end)[None] >= self.newest[:, None])
 
     def pairs(self) -> torch.Tensor:
-        """[n_candidates]: pairs of a query and a key that are attended, as the library counts them."""
+        """Returns [n_candidates], the attended (query, key) pairs as the library counts them."""
         n_queries, cut = self.end - self.begin, self.newest // UNIT
         is_below = torch.arange(self.units.shape[1])[None] < cut[:, None]
         named = (self.units & is_below).sum(1) * UNIT
@@ -80,7 +80,7 @@ class BlockKeys:
 
 
 def ranks(scores: torch.Tensor) -> torch.Tensor:
-    """Places in the order of falling scores; the first of equal scores comes first."""
+    """Returns the places in the order of falling scores. The first of equal scores comes first."""
     order = scores.argsort(descending=True, stable=True)
     placed = torch.empty(len(scores), dtype=torch.int32)
     placed[order] = torch.arange(len(scores), dtype=torch.int32)
@@ -88,7 +88,7 @@ def ranks(scores: torch.Tensor) -> torch.Tensor:
 
 
 def weights_of(q: torch.Tensor, k: torch.Tensor, tokens: torch.Tensor, scale: float) -> torch.Tensor:
-    """Attention weights of queries [n, head_dim], which are these tokens, over keys [n_keys, head_dim]: [n, n_keys]."""
+    """Returns the attention weights [n, n_keys] of queries [n, head_dim] at `tokens` over keys [n_keys, head_dim]."""
     logits = (q @ k.T).mul_(scale)
     logits.masked_fill_(torch.arange(len(k))[None] > tokens[:, None], float("-inf"))
     return logits.softmax(-1)
@@ -105,13 +105,13 @@ class ChunkRanks:
     Parameters
     ----------
     q : Tensor
-        [n_queries, head_dim]: the chunk's.
+        [n_queries, head_dim], the chunk's queries.
     k : Tensor
-        [n_tokens, head_dim], up to the chunk's last token at least.
+        [n_tokens, head_dim], at least up to the chunk's last token.
     first : int
-        The token of the first query.
+        Token of the first query.
     scale : float
-        Of logits.
+        Factor of the logits.
     """
 
     def __init__(self, q: torch.Tensor, k: torch.Tensor, first: int, scale: float) -> None:
@@ -127,11 +127,11 @@ class ChunkRanks:
         self.columns, self.bands = ranks(weights.sum(0)), ranks(bands)
 
     def units(self, begin: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Ranks of units by columns and by bands, of tokens before the block [begin, end)."""
+        """Returns ranks of units by columns and by bands, for tokens before the block [begin, end)."""
         if begin == 0:
             return torch.empty(0, dtype=torch.int32), torch.empty(0, dtype=torch.int32)
         tokens = torch.arange(begin)
-        # The distances of a token from the block's queries fall into these bands, from the first to the last.
+        # A token's distances from the block's queries fall into the bands from `first` to `last`.
         first, last = (begin - tokens) // BAND, (end - 1 - tokens) // BAND
         best = self.bands[first]
         for step in range(1, (end - begin - 1) // BAND + 2):
@@ -140,19 +140,19 @@ class ChunkRanks:
 
 
 class KeyMeans:
-    """Means of blocks of 64 keys of a KV head, [n_tokens, head_dim]: a mean logit is a product with a block's mean."""
+    """Means of blocks of 64 keys of a KV head, [n_tokens, head_dim]. A mean logit is a product with a block's mean."""
 
     def __init__(self, k: torch.Tensor) -> None:
         n = len(k) // KEY_BLOCK
         self._means = k[:n * KEY_BLOCK].view(n, KEY_BLOCK, -1).mean(1)
 
     def units(self, q: torch.Tensor, begin: int) -> torch.Tensor:
-        """Ranks of units, of the blocks of keys that end before the queries q, which begin at token `begin`."""
+        """Returns ranks of units, for the key blocks that end before the queries q, which begin at token `begin`."""
         return ranks(self._means[:begin // KEY_BLOCK] @ q.mean(0)).repeat_interleave(KEY_BLOCK // UNIT)
 
 
 def keys_of_block(sizes: Sizes, q: torch.Tensor, begin: int, chunk: ChunkRanks, means: KeyMeans) -> BlockKeys:
-    """What each candidate names for the queries q of one head, which begin at token `begin`."""
+    """Returns the keys that each candidate names for the queries q of one head, which begin at token `begin`."""
     end = begin + len(q)
     n_units = -(-end // UNIT)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A search, from a model to its heads' patterns."""
+"""A search, from a model to the patterns of its heads."""
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,14 +17,14 @@ from ._report import Found
 
 @dataclass(frozen=True)
 class Budget:
-    """What may be attended, and what counts as a loss.
+    """The pairs that may be attended, and the weights of losses.
 
     Attributes
     ----------
     share : float
-        Of dense attention's pairs, over all prompts, layers and heads.
+        Share of dense attention's pairs, over all prompts, layers and heads.
     worst_weight : float
-        Of the worst query of each question, beside the mean over the queries of text.
+        Weight of each question's worst query, beside the mean over the text's queries.
     """
 
     share: float
@@ -38,7 +38,7 @@ def measure(model: LanguageModel, prompts: list[Prompt], n_samples: int, said: C
     Raises
     ------
     ModelError
-        The model has layers that cannot be searched, or none.
+        The model has layers that cannot be searched, or none that can.
     """
     recall = Recall(grid() if candidates is None else candidates, n_samples)
     for i, prompt in enumerate(prompts):
@@ -51,7 +51,7 @@ def measure(model: LanguageModel, prompts: list[Prompt], n_samples: int, said: C
 
 
 def assign(model: LanguageModel, recall: Recall, budget: Budget) -> Found:
-    """A candidate for each head.
+    """Chooses a candidate for each head.
 
     Raises
     ------

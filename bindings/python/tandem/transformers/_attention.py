@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """The two functions that Transformers calls by the name "tandem".
 
-A model calls cache.update(key, value, layer) and then the attention function, which is not given the cache. So update() hands
-the new keys back with a note on that tensor (Update), by which this function finds the cache. Models with multi-head latent
-attention (DeepSeek-V3) hand latents to update() and expand what it returns: the note is then the thread's latest.
+A model calls cache.update(key, value, layer) and then the attention function, which does not get the cache. So update() returns
+the new keys with a note on that tensor (Update), by which the attention function finds the cache. Models with multi-head latent
+attention (DeepSeek-V3) pass latents to update() and expand its result. For them the thread's latest note counts.
 """
 import threading
 from collections.abc import Callable
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
     from ._cache import TandemCache
 
 _NOTE = "_tandem_update"
-_latest = threading.local()  # .update: the thread's last note, until it is attended; .without_cache: what begin_pass() was told
-# Attributes of GPT-2's layers that change the factor of the logits. Old Transformers does not tell the attention that factor.
+_latest = threading.local()  # .update: the thread's last note, until attended; .without_cache: begin_pass()'s argument
+# Attributes of GPT-2's layers that change the factor of the logits. Old Transformers does not pass that factor.
 _FACTORS = {"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False}
-# Arguments that models hand on to attention functions and that change nothing of what is computed here.
+# Arguments that models pass on to attention functions and that do not change the result.
 _HARMLESS = {"position_ids", "use_cache", "cache_position", "position_embeddings", "output_hidden_states", "output_router_logits",
              "return_dict", "logits_to_keep", "num_items_in_batch", "past_key_values", "past_key_value", "cache", "target_dtype"}
 
 
 @dataclass(frozen=True)
 class Update:
-    """The note on a key tensor: which cache it has been through."""
+    """The note on a key tensor: the cache that it went through."""
 
     cache: "TandemCache"
     layer_idx: int
@@ -47,18 +47,18 @@ def note(update: Update) -> None:
 
 
 def begin_pass(without_cache: bool) -> None:
-    """Called before a model's forward pass; without_cache: its caller wants none, so that keys come without a note."""
+    """Called before a model's forward pass. without_cache: the caller wants no cache, so keys come without a note."""
     _latest.without_cache = without_cache
 
 
 def _noted(module: Any, key: torch.Tensor, value: torch.Tensor) -> Update | None:
-    """The note of the update that made these keys and values; None in a pass that is to have no cache."""
+    """Returns the note of the update that made these keys and values, or None in a pass without a cache."""
     latest: Update | None = getattr(_latest, "update", None)
     _latest.update = None
     update: Update | None = getattr(key, _NOTE, None)
     if update is not None:
         delattr(key, _NOTE)
-        update.cache._pending = None  # what is raised from here on is the caller's to see, not an update that was forgotten
+        update.cache._pending = None  # later errors reach the caller; they are no forgotten update
         if value is not update.value:
             raise unsupported("value", "was changed by the model after the cache's update()")
         return update
@@ -76,7 +76,7 @@ def _noted(module: Any, key: torch.Tensor, value: torch.Tensor) -> Update | None
 
 @dataclass(frozen=True)
 class Call:
-    """What a layer asks of its attention, once it is known that Tandem can do it."""
+    """A layer's attention call that Tandem supports."""
 
     query: torch.Tensor
     key: torch.Tensor
@@ -108,19 +108,19 @@ def tandem_attention(module: Any, query: torch.Tensor, key: torch.Tensor, value:
                      attention_mask: torch.Tensor | None, scaling: float | None = None, dropout: float = 0.0,
                      sliding_window: int | None = None, softcap: float | None = None, s_aux: torch.Tensor | None = None,
                      is_causal: bool | None = None, **others: Any) -> tuple[torch.Tensor, None]:
-    """Attention of one layer over what a :class:`TandemCache` holds of it, and `key` and `value`, which it appends.
+    """Attention of one layer over a :class:`TandemCache` and the new `key` and `value`, which it appends.
 
-    In a pass with ``use_cache=False`` and no cache, `key` and `value` are attended where they lie, and nothing is kept.
+    In a pass with ``use_cache=False`` and without a cache, `key` and `value` are attended in place, and nothing is kept.
 
     Parameters
     ----------
     module : torch.nn.Module
-        The layer; its ``config`` says what layers there are.
+        The layer. Its ``config`` describes the model's layers.
     query, key, value : Tensor
-        [batch, n_heads, n_columns, head_dim], on the CPU or on a CUDA device; `key` and `value` as ``TandemCache.update`` has
-        returned them.
+        [batch, n_heads, n_columns, head_dim], on the CPU or on a CUDA device. `key` and `value` are the results of
+        ``TandemCache.update``.
     attention_mask : Tensor, optional
-        [batch, columns] of bool: all columns of the cache and the new ones, False at padding.
+        [batch, columns] of bool: all columns of the cache and the new ones. False marks padding.
     scaling : float, optional
         Factor of the logits; None: ``1 / sqrt(head_dim)``.
     dropout : float
@@ -135,15 +135,15 @@ def tandem_attention(module: Any, query: torch.Tensor, key: torch.Tensor, value:
     Returns
     -------
     output : Tensor
-        [batch, n_columns, n_heads, head_dim], 0 at padding.
+        [batch, n_columns, n_heads, head_dim]; padding is 0.
     weights : None
 
     Raises
     ------
     UnsupportedError
-        The call asks for what Tandem cannot do, or has no TandemCache.
+        Tandem does not support the call, or it has no TandemCache.
     InvalidArgumentError
-        A mask that contradicts the calls before, a layer that differs from what the cache was made for.
+        The mask contradicts earlier calls, or the layer differs from the one that the cache was made for.
     TandemError
         As :meth:`tandem.Session.attend`.
     """
@@ -163,7 +163,7 @@ def tandem_attention(module: Any, query: torch.Tensor, key: torch.Tensor, value:
 
 
 def _is_causal(mask_function: Callable[..., torch.Tensor], batch: int, n_queries: int, first: int, window: int | None) -> bool:
-    """Asks a mask function, for every query, about the keys at both ends of what it should see."""
+    """Asks a mask function, for every query, about the keys at both ends of its range and just outside."""
     rows, queries = torch.arange(batch)[:, None], torch.arange(first, first + n_queries)[None]
     head = torch.zeros((), dtype=torch.long)
     oldest = torch.zeros_like(queries) if window is None else (queries - window + 1).clamp(min=0)
@@ -183,15 +183,15 @@ def tandem_mask(batch_size: int, q_length: int | None = None, kv_length: int = 0
                 mask_function: Callable[..., torch.Tensor] = causal_mask_function, attention_mask: torch.Tensor | None = None,
                 local_size: int | None = None, use_vmap: bool = False, cache_position: torch.Tensor | None = None,
                 config: Any = None, **_: Any) -> torch.Tensor | None:
-    """The mask of padding as it came, [batch, columns]: no mask of queries by keys is made.
+    """Returns the padding mask unchanged, [batch, columns]. No mask of queries by keys is made.
 
-    Transformers before 5.4 says by `cache_position`, [q_length], which queries there are.
+    Transformers before 5.4 gives the queries' positions in `cache_position`, [q_length].
 
     Raises
     ------
     UnsupportedError
-        The mask is neither causal nor that of a sliding window: bidirectional, chunked, packed or the caller's own. The model
-        has layers that are not attention.
+        The mask is neither causal nor that of a sliding window: it is bidirectional, chunked, packed or the caller's own. Or
+        the model has layers without attention.
     """
     refuse_layers(config)
     if q_length is None:

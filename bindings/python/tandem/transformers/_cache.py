@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A Transformers cache that keeps no tensors: a tandem cache, a session, and a sequence for each row of the batch."""
+"""A Transformers cache without tensors: a tandem cache, a session, and a sequence for each row of the batch."""
 from __future__ import annotations
 
 import os
@@ -28,7 +28,7 @@ from ._saving import STORAGE, layers_in, read_held, read_text, write
 from ._untraced import untraced
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack  # of typing from Python 3.11 on; not needed at run time
+    from typing_extensions import Unpack  # in typing from Python 3.11 on; only type checkers need it
 
 _STORED = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 _GEOMETRY = ("n_q_heads", "n_kv_heads", "k_head_dim", "v_head_dim", "sm_scale", "soft_cap", "sliding_window_tokens")
@@ -41,45 +41,47 @@ def _state_error(what: str) -> InvalidStateError:
 class TandemCache(Readable):
     """Keys and values of a batch in Tandem, for models loaded with ``attn_implementation="tandem"``.
 
-    Goes where Transformers takes ``past_key_values``. Made empty; the first forward pass says what the model is. A pass that is
-    broken off before its last layer has attended, by an exception or Ctrl-C, counts nothing: whatever the cache is asked next,
-    it answers as before the pass, and the tokens are dropped. ``copy.copy``, ``copy.deepcopy`` and :meth:`fork` give a cache of
-    the same tokens that shares pages with this one. Use it from one thread at a time.
+    Pass it as ``past_key_values``. It is made empty; the first forward pass describes the model. A pass that an exception or
+    Ctrl-C interrupts before its last layer has attended does not count: its tokens are dropped, and the cache then answers as
+    before the pass. ``copy.copy``, ``copy.deepcopy`` and :meth:`fork` make a cache with the same tokens, which shares pages
+    with this one. Use the cache from one thread at a time.
 
     Parameters
     ----------
     window : int
-        Newest tokens of each row, always attended; on a GPU only they are in its memory. -1: 4,096; 0: none. Under ``policy="hip"``
-        it says where keys are and nothing else, and a GPU has all keys of a row: -1 is there as many tokens as the model's
-        configuration says it was made for (``max_position_embeddings``, or what scaled RoPE makes of it; 131,072 where it does not
-        say), and 4,096 at least. A longer row is refused with CAPACITY. GPU memory is taken as tokens come, whatever the window.
+        Newest tokens of each row, always attended; on a GPU only these are in its memory. -1: 4,096; 0: none. Under
+        ``policy="hip"`` the window only places keys, and a GPU must have all keys of a row. There -1 means as many tokens as
+        the model's configuration says it was made for (``max_position_embeddings``, or its value after RoPE scaling; 131,072 if
+        it does not say), at least 4,096. A longer row is refused with CAPACITY. GPU memory is taken as tokens come, whatever
+        the window.
     engine : Engine, optional
-        None: one that all caches share, with ``backend="cuda"`` where the model is on a GPU.
+        None: an engine that all such caches share, with ``backend="cuda"`` if the model is on a GPU.
     layers : sequence of Layer, optional
-        Geometry, for models whose configuration does not tell it; each call must agree with it.
+        Geometry, for models whose configuration does not tell it. Each call must match it.
     storage : CacheOptions, optional
-        How keys and values are stored; types left out are those of the model's keys.
+        How keys and values are stored. Types default to that of the model's keys.
     dense_layers : sequence of int, optional
         Layers that attend every key (policy ``"all"``); ``policy`` is for the others. ``python -m tandem.eval
-        --find-dense-layers`` finds them. Not beside ``layer_policies``, which names each layer's policy.
+        --find-dense-layers`` finds them. Not together with ``layer_policies``, which names each layer's policy.
     **options
-        The other :class:`tandem.SessionOptions`, as ``policy``: ``"all"`` (exact), ``"streaming"``, ``"hgca"``, ``"hip"`` with
-        ``pruning``, or ``"patterns"`` with ``patterns``. ``patterns`` without ``policy`` and ``layer_policies`` is enough.
+        The other :class:`tandem.SessionOptions`, such as ``policy``: ``"all"`` (exact), ``"streaming"``, ``"hgca"``, ``"hip"``
+        with ``pruning``, or ``"patterns"`` with ``patterns``. ``patterns`` without ``policy`` and ``layer_policies`` implies
+        the policy.
 
     Attributes
     ----------
     engine, cache, session
-        The objects of :mod:`tandem` behind it, with their statistics; None before the first pass.
+        The :mod:`tandem` objects behind the cache, with their statistics. None before the first pass.
     sequences : list of Sequence
-        One for each row.
+        One sequence for each row.
 
     Raises
     ------
     TypeError
-        There is no option of such a name; the message names the nearest.
+        An option's name is unknown. The message suggests the nearest name.
     InvalidArgumentError
-        A value of the wrong type, out of range, or no name of a policy. What depends on the model is raised by the first forward
-        pass, as by the objects that it makes.
+        A value has the wrong type, is out of range, or names no policy. Errors that depend on the model are raised by the first
+        forward pass, as by the objects that it makes.
     """
 
     def __init__(self, window: int = -1, *, engine: Engine | None = None, layers: Several[Layer] | None = None,
@@ -96,33 +98,33 @@ class TandemCache(Readable):
         self.engine = engine
         self.cache: Cache | None = None
         self.session: Session | None = None
-        self._made_for: tuple[Any, bool] = (None, False)  # the model's configuration, and whether tensors are on a GPU
-        self._model_type = ""  # of the model's keys
+        self._made_for: tuple[Any, bool] = (None, False)  # the model's configuration, and whether its tensors are on a GPU
+        self._model_type = ""  # type of the model's keys
         self._is_closed = False
-        self._owns = self._owns_session = False  # of those that share cache or session: the one that closes it
+        self._owns = self._owns_session = False  # true for the cache that closes the shared cache or session
         self._held = Held()
-        self._changes = Changes()  # of all that share the session
-        self._pending: int | None = None  # a layer whose update has not been attended
-        self._stored: CacheOptions = {}  # what the cache was made with
-        self._model_name: str | None = None  # of the pass under way, where it was loaded with attention "tandem"
+        self._changes = Changes()  # shared by all caches of the session
+        self._pending: int | None = None  # the layer whose update has not been attended yet
+        self._stored: CacheOptions = {}  # storage options of the cache
+        self._model_name: str | None = None  # model of the running pass, if loaded with attention "tandem"
 
     # ---- a forward pass ----
 
     @untraced
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_args: Any,
                **_kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns the new keys and values as they are; the attention function appends them when it attends.
+        """Return the new keys and values unchanged. The attention function appends them when it attends.
 
         Raises
         ------
         InvalidStateError
-            Keys of the update before were never attended: the model has another attention implementation.
+            Keys of an earlier update were never attended: the model has another attention implementation.
         UnsupportedError
             The model computes its attention itself.
         """
         self._check_open()
-        # In a model with another attention the next layer's update follows. The first layer's follows a pass that was broken off,
-        # but for a model of one layer, which its last layer's update may have come from.
+        # With another attention, the next layer's update follows. The first layer's update follows an interrupted pass, except
+        # in a model of one layer, where it may also follow that layer's own unattended update.
         if self._pending is not None and not (layer_idx == 0 and self._pending < len(self) - 1):
             self._refuse_update()
         note(Update(self, layer_idx, key_states, value_states))
@@ -130,7 +132,7 @@ class TandemCache(Readable):
         return key_states, value_states
 
     def _refuse_update(self) -> NoReturn:
-        """Refuses a pass whose layers have not attended their keys by Tandem."""
+        """Refuses a pass whose layers did not attend their keys by Tandem."""
         keys = f"update: keys of layer {self._pending} were not attended by Tandem"
         if self._model_name is None:
             raise _state_error(f"{keys}: load the model with attn_implementation='tandem' (after a pass that was broken off: reset())")
@@ -153,7 +155,7 @@ class TandemCache(Readable):
     def _make_of(self, layers: list[Layer], storage: CacheOptions, config: Any, on_device: bool) -> None:
         engine = self.engine or shared_engine("cuda" if on_device else None)
         cache = Cache(engine, Model(layers), **storage)
-        # A pass is a step, and between the layers of one on the CPU PyTorch's threads need the cores.
+        # A pass is a step. On the CPU, PyTorch's threads need the cores between its layers.
         self._options = {"sleep_between_calls": not on_device, **self._options}
         self._made_for = (config, on_device)
         self.session = self._new_session(cache)
@@ -179,7 +181,7 @@ class TandemCache(Readable):
         self._make(config, call)
         assert self.cache is not None and self.session is not None
         n_layers = getattr(config, "num_hidden_layers", len(self))
-        if n_layers != len(self):  # a pass would never be complete, and the next take it back
+        if n_layers != len(self):  # else a pass would never be complete, and the next would roll it back
             raise invalid("layers", f"are {len(self)} in the cache, the model has {n_layers}")
         batch, n_columns = call.query.shape[0], call.query.shape[2]
         held = self._held
@@ -200,14 +202,14 @@ class TandemCache(Readable):
         return begun
 
     def _settle(self) -> None:
-        """Takes a pass back that was not finished, of this cache or of one that shares its session; refuses what is closed."""
+        """Rolls back an unfinished pass of this cache, or of one that shares its session. Refuses a closed cache."""
         self._check_open()
         under_way = self._changes.under_way
         if under_way is None:
             return
         if isinstance(under_way, Pass) and under_way.n_done:
             owner = under_way.owner
-            if owner._pending == under_way.n_done:  # the layers before were attended: this layer's would have been too
+            if owner._pending == under_way.n_done:  # the layers before were attended, so this layer's update is not forgotten
                 owner._pending = None
         self._changes.settle()
 
@@ -220,7 +222,7 @@ class TandemCache(Readable):
         self._model_name = None
 
     def _check_layer(self, layer_idx: int, call: Call) -> None:
-        """The geometry was made from the configuration and the first layer: this one may be another after all."""
+        """Checks a layer's geometry, which was taken from the configuration and the first layer's call."""
         assert self.cache is not None
         layer = self.cache.layer(layer_idx)
         ours = (layer.n_q_heads, layer.n_kv_heads, layer.k_head_dim, layer.v_dim,
@@ -233,10 +235,10 @@ class TandemCache(Readable):
                 raise invalid(f"layers[{layer_idx}].{name}", f"= {mine}, the model's layer has {asked}: pass layers=")
 
     def _under_way(self, layer_idx: int) -> Pass:
-        """The pass that this layer comes next in."""
+        """Returns the pass in which this layer comes next."""
         under_way = self._changes.under_way
         n_done = under_way.n_done if isinstance(under_way, Pass) and under_way.owner is self else 0
-        if self.cache is None:  # nothing has ever been attended
+        if self.cache is None:  # no pass has begun
             raise unsupported("layers", f"before layer {layer_idx} have no attention, or one that does not ask for 'tandem': every "
                               "layer must be attention")
         if not isinstance(under_way, Pass) or n_done != layer_idx:
@@ -246,7 +248,7 @@ class TandemCache(Readable):
         return under_way
 
     def _attend(self, layer_idx: int, config: Any, call: Call) -> torch.Tensor:
-        """Called by the attention function, once for each layer in order."""
+        """Attends one layer. The attention function calls it once for each layer, in order."""
         under_way = self._begin(config, call) if layer_idx == 0 else self._under_way(layer_idx)
         assert self.cache is not None and self.session is not None
         self._check_layer(layer_idx, call)
@@ -264,7 +266,7 @@ class TandemCache(Readable):
         self.session.attend(under_way.sequences, view_of("query", q), view_of("key", k), view_of("value", v), layer_idx=layer_idx,
                             q_lens=rows.q_lens, out=view_of("out", o), lse=None if lse is None else view_of("lse", lse),
                             stream=stream_of(q))
-        if call.sinks is not None and lse is not None:  # the state (0, sink), merged: it takes its share of the weight
+        if call.sinks is not None and lse is not None:  # merges the state (0, sink), which takes its share of the weight
             o = (o * torch.sigmoid(lse - call.sinks.detach().float())[..., None]).to(q.dtype)
         under_way.n_done += 1
         if under_way.n_done == len(self.cache.layers):
@@ -275,16 +277,17 @@ class TandemCache(Readable):
 
     @property
     def sequences(self) -> list[Sequence]:
-        """One for each row, without the tokens of a pass that was broken off."""
+        """One sequence for each row, without the tokens of an interrupted pass."""
         self._settle()
         return list(self._held.sequences)
 
     @untraced
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Columns of the layer, padding included, of passes that are complete.
+        """Return the layer's columns of complete passes, padding included.
 
-        A pass is complete when its last layer has been attended. To ask in the middle of a pass for a layer that has been
-        attended takes the pass back, as one that was broken off looks the same; its next layer then raises InvalidStateError.
+        A pass is complete when its last layer has been attended. A call in the middle of a pass, for a layer that has been
+        attended, rolls the pass back, because it looks like an interrupted one. The pass's next layer then raises
+        InvalidStateError.
         """
         self._check_open()
         under_way = self._changes.under_way
@@ -294,7 +297,8 @@ class TandemCache(Readable):
 
     @untraced
     def get_mask_sizes(self, query_length: int | torch.Tensor, layer_idx: int) -> tuple[int, int]:
-        """All columns, from the first. Transformers before 5.4 gives the positions of the queries, not their number."""
+        """Return the number of all columns, and 0 as the first. Transformers before 5.4 passes the queries' positions, not
+        their number."""
         n_queries = len(query_length) if isinstance(query_length, torch.Tensor) else query_length
         return self.get_seq_length(layer_idx) + n_queries, 0
 
@@ -307,30 +311,30 @@ class TandemCache(Readable):
 
     @property
     def batch_size(self) -> int:
-        """Rows; -1 before the first pass."""
+        """Number of rows; -1 before the first pass."""
         self._check_open()
         return len(self._held.sequences) or -1
 
     @property
     def is_initialized(self) -> bool:
-        """Whether there are rows."""
+        """Whether the cache has rows."""
         self._check_open()
         return bool(self._held.sequences)
 
     # ---- changes between passes ----
 
     def reset(self) -> None:
-        """Drop all rows; the next pass begins anew, with as many as it likes."""
+        """Drop all rows. The next pass starts anew, with any number of rows."""
         self._settle()
         sequences, self._held, self._pending = self._held.sequences, Held(), None
         for sequence in sequences:
             sequence.close()
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Remove the last ``-tokens_to_remove`` columns, as assisted generation does; a positive number is a length to keep."""
+        """Remove the last ``-tokens_to_remove`` columns, as assisted generation does. A positive number: the length kept."""
         self._settle()
         held = self._held
-        tokens_to_remove = integer("tokens_to_remove", tokens_to_remove)  # of assisted generation a tensor, on any device
+        tokens_to_remove = integer("tokens_to_remove", tokens_to_remove)  # assisted generation passes a tensor, on any device
         n_removed = -tokens_to_remove if tokens_to_remove <= 0 else max(held.columns - tokens_to_remove, 0)
         if n_removed > held.columns:
             raise invalid("tokens_to_remove", f"= {tokens_to_remove}, the cache has {held.columns} columns")
@@ -346,7 +350,7 @@ class TandemCache(Readable):
         self._settle()  # truncates
 
     def _take_rows(self, name: str, idx: list[int]) -> None:
-        """Rows become those at idx: one that is used again is forked, one that is not used is dropped."""
+        """Replaces the rows by those at idx. A row that is used again is forked; an unused row is dropped."""
         held = self._held
         for i, row in enumerate(idx):
             if not 0 <= integer(f"{name}[{i}]", row) < len(held.sequences):
@@ -363,13 +367,13 @@ class TandemCache(Readable):
                 sequence.close()
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
-        """Rows become those at `beam_idx`, by forks, which share pages."""
+        """Replace the rows by those at `beam_idx`, with forks that share pages."""
         self._check_open()
         if self._held.sequences:
             self._take_rows("beam_idx", beam_idx.tolist())
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        """Each row `repeats` times, by forks."""
+        """Repeat each row `repeats` times, with forks."""
         if integer("repeats", repeats) < 1:
             raise invalid("repeats", f"= {repeats} leaves no row")
         self._take_rows("repeats", [i for i in range(len(self._held.sequences)) for _ in range(repeats)])
@@ -384,19 +388,20 @@ class TandemCache(Readable):
             self._take_rows("indices", (indices.nonzero()[:, 0] if indices.dtype == torch.bool else indices).tolist())
 
     def fork(self, **options: Any) -> "TandemCache":
-        """A cache of the same tokens; pages are shared, and copied when one side writes.
+        """Return a cache with the same tokens. Both share pages; a page is copied when one of them writes.
 
         Parameters
         ----------
         **options
-            None: the fork shares the session too. Else it has one of its own, with these options of a :class:`TandemCache`
-            (``window``, ``dense_layers`` and the session's): tokens that were prefilled once go on under another policy. Policies
-            that judge keys by earlier queries ("hgca") begin without any. Close such a fork before this cache.
+            Without options, the fork shares the session too. With options of a :class:`TandemCache` (``window``,
+            ``dense_layers`` and the session's), it has its own session: tokens that were prefilled once continue under another
+            policy. Policies that judge keys by earlier queries ("hgca") then start without queries. Close such a fork before
+            this cache.
 
         Raises
         ------
         InvalidStateError
-            There are options, and no pass yet.
+            Options are given before the first pass.
         """
         self._settle()
         if options and self.cache is None:
@@ -417,18 +422,18 @@ class TandemCache(Readable):
     def save(self, path: str | os.PathLike[str], *, model_id: int = 0) -> None:
         """Write all rows to a file for :meth:`load`, with what the session has learned of them.
 
-        The path is the old file, or none, until the new one is whole and on the disk.
+        The path holds the old file, or none, until the new one is complete and on disk.
 
         Parameters
         ----------
         path : path
         model_id : int
-            A number for the model's weights, which load() compares.
+            A number for the model's weights; load() compares it.
 
         Raises
         ------
         InvalidStateError
-            There was no pass yet.
+            There has been no pass yet.
         OSError
         """
         self._settle()
@@ -442,30 +447,30 @@ class TandemCache(Readable):
     def load(cls, path: str | os.PathLike[str], model: Any, *, window: int = -1, learned: bool = True, model_id: int = 0,
              engine: Engine | None = None, layers: Several[Layer] | None = None, storage: CacheOptions | None = None,
              dense_layers: Several[int] | None = None, **options: Unpack[SessionOptions]) -> "TandemCache":
-        """A cache of the rows that :meth:`save` has written, to go on from with a model.
+        """Make a cache of the rows that :meth:`save` has written, to continue with a model.
 
         Parameters
         ----------
         path : path
         model : PreTrainedModel
-            The model that made the rows; it says where tensors are.
+            The model that made the rows. It says where tensors are.
         learned : bool
-            Take what the session that was saved had learned too: its policies have to be those of the options. False: rows alone.
+            True: also take what the saved session had learned; policies must be the same. False: the rows alone.
         model_id : int
-            That of the save.
+            The number that was saved.
         layers : sequence of Layer, optional
-            Where the cache that was saved was given layers with arrays or projections.
+            Needed if the saved cache was given layers with arrays or projections.
         storage : CacheOptions, optional
-            More options of the cache, as caps and page lengths. Types are those of the file.
+            More options of the cache, such as caps and page lengths. Types are taken from the file.
         window, engine, dense_layers, **options
-            As of a :class:`TandemCache`: they are not in the file.
+            As for a :class:`TandemCache`: the file does not contain them.
 
         Raises
         ------
         CorruptError
             The file is cut off, changed, or no saved TandemCache.
         InvalidArgumentError
-            Of another model, or with other policies: which member differs.
+            The file is of another model, or has other policies. `field` names the member.
         """
         made = cls(window, engine=engine, layers=layers, storage=storage, dense_layers=dense_layers, **options)
         try:
@@ -486,7 +491,7 @@ class TandemCache(Readable):
 
     @property
     def closed(self) -> bool:
-        """Whether this cache, or the one that it is a fork of, has been closed."""
+        """Whether this cache, or the one that it was forked from, has been closed."""
         return self._is_closed or any(part is not None and part.closed for part in (self.cache, self.session))
 
     def _check_open(self) -> None:
@@ -496,7 +501,7 @@ class TandemCache(Readable):
                 field="past_key_values")
 
     def close(self) -> None:
-        """Give the memory back, that of forks too where this cache is the one that they came from. It can be used no more."""
+        """Release the memory. Closing the original cache releases its forks' memory too. It cannot be used afterwards."""
         if not self.closed:
             self.reset()
         self._is_closed, self._held = True, Held()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The layers of a model, as its configuration and a call of attention say."""
+"""The layers of a model, from its configuration and an attention call."""
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,24 +12,24 @@ if TYPE_CHECKING:
     from ._attention import Call
 
 _FULL, _SLIDING = ("full_attention", "attention"), "sliding_attention"
-_WINDOW = 4096  # the library's
-_LONGEST = 131_072  # tokens, where a configuration does not say
-_MOST = (1 << 30) - 1  # that a search takes
-_LISTS_OF_KINDS = ("layer_types", "layers_block_type", "block_types")  # what configurations call them
+_WINDOW = 4096  # the library's default
+_LONGEST = 131_072  # tokens, if a configuration does not say
+_MOST = (1 << 30) - 1  # most tokens that a search supports
+_LISTS_OF_KINDS = ("layer_types", "layers_block_type", "block_types")  # names of the list in configurations
 
 
 def unsupported(field: str, what: str) -> UnsupportedError:
-    """What Transformers can ask for and Tandem has no implementation for."""
+    """Returns the error for a feature of Transformers that Tandem does not support."""
     return UnsupportedError(f"{field} {what}", status=_abi.STATUS["UNSUPPORTED"], field=field)
 
 
 def text_config(config: Any) -> Any:
-    """That of the decoder, where a model has several parts."""
+    """Returns the decoder's configuration, if a model has several parts."""
     return config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
 
 
 def refuse_layers(config: Any) -> None:
-    """Refuses models with layers that do not keep keys and values of their own for each token.
+    """Refuses models with layers that do not keep their own keys and values for each token.
 
     Raises
     ------
@@ -44,7 +44,7 @@ def refuse_layers(config: Any) -> None:
 
 
 def layers_of(config: Any, call: "Call") -> list[Layer]:
-    """The layers of a model as its configuration and the first layer's call say; each later call is compared with them."""
+    """Returns a model's layers, from its configuration and the first layer's call. Each later call is compared with them."""
     if config is None:
         raise unsupported("config", "is missing: the attention module does not say what layers there are; pass layers=")
     refuse_layers(config)
@@ -59,7 +59,7 @@ def layers_of(config: Any, call: "Call") -> list[Layer]:
 
 
 def dense_layers_of(dense_layers: Any, options: SessionOptions) -> list[int]:
-    """The indices that a cache was given, checked as far as no model is known.
+    """Returns the given indices, checked as far as possible without a model.
 
     Raises
     ------
@@ -74,7 +74,7 @@ def dense_layers_of(dense_layers: Any, options: SessionOptions) -> list[int]:
 
 
 def policies_of(dense_layers: Sequence[int], policy: str, n_layers: int) -> list[str]:
-    """A policy for each layer: "all" for the dense layers.
+    """Returns a policy for each layer: "all" for the dense layers.
 
     Raises
     ------
@@ -88,7 +88,7 @@ def policies_of(dense_layers: Sequence[int], policy: str, n_layers: int) -> list
 
 
 def longest_of(config: Any) -> int:
-    """Tokens that a model was made for, as its configuration says; 0: it does not say."""
+    """Returns the number of tokens that a model was made for, from its configuration; 0: it does not say."""
     lengths = [getattr(config, "max_position_embeddings", None)]
     for name in ("rope_parameters", "rope_scaling"):
         scaling = getattr(config, name, None)
@@ -100,10 +100,10 @@ def longest_of(config: Any) -> int:
 
 
 def window_of(window: Any, policies: Sequence[str], config: Any, on_device: bool) -> Any:
-    """The window of a session: as given, or, where nothing is and a GPU prunes, as many tokens as the model was made for.
+    """Returns a session's window: as given, or, if it is -1 and a GPU prunes, as many tokens as the model was made for.
 
-    A GPU finds the keys that layers under "hip" attend in the window alone, and under "patterns" prompts are faster there. Layers
-    of other policies than "all" attend by the window, so beside them it stays as the library has it.
+    On a GPU, layers under "hip" find keys only in the window, and prompts under "patterns" are faster there. Layers of policies
+    other than "all" attend by the window, so beside them the library's default stays.
     """
     if window != -1 or not on_device or not {"hip", "patterns"} & set(policies) or set(policies) - {"all", "hip", "patterns"}:
         return window

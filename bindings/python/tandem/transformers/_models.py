@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: MIT
-"""The cache of a model whose caller gives none.
+"""Makes the cache of a model whose caller gives none.
 
-Transformers then makes a cache of its own, in generate() and in the model's forward pass, and asks neither the attention
-implementation nor its mask function. So three public methods of it are wrapped once, and do what they did for all models but
-those that are asked for attention "tandem":
+Otherwise Transformers makes its own cache, in generate() and in the model's forward pass, without asking the attention
+implementation or its mask function. So three public methods of Transformers are wrapped once. They change nothing for models
+without attention "tandem":
 
-- PreTrainedModel.__init__ and set_attn_implementation() give such a model a forward pre-hook, which makes a TandemCache where
-  the pass is to use a cache and has none, and refuses a cache of another kind;
+- PreTrainedModel.__init__ and set_attn_implementation() give such a model a forward pre-hook, which makes a TandemCache if
+  the pass wants a cache and has none, and refuses a cache of another kind.
 - GenerationMixin.generate() makes one for the whole generation.
 """
 from collections.abc import Callable, Sequence
@@ -34,31 +34,31 @@ def _parameters_of(kind: Any) -> tuple[str, ...]:
 
 
 def _parameters(model: Any) -> tuple[str, ...]:
-    """Names of the parameters of a model's forward pass, without self."""
+    """Returns the parameter names of a model's forward pass, without self."""
     kind: Any = type(model)
     return _parameters_of(kind)
 
 
 def _cache_name(model: Any) -> str | None:
-    """What the model calls its cache: Transformers 5.24 has renamed it, and still takes the old name with a warning."""
+    """Returns the model's name for its cache. Transformers 5.24 renamed it, and still accepts the old name with a warning."""
     return next((name for name in ("cache", "past_key_values") if name in _parameters(model)), None)
 
 
 def _argument(model: Any, arguments: Sequence[Any], named: dict[str, Any], name: str) -> Any:
-    """An argument of the forward pass, wherever it stands; None: it is not given."""
+    """Returns an argument of the forward pass, positional or named; None: not given."""
     names = _parameters(model)
     at = names.index(name) if name in names else len(arguments)
     return arguments[at] if at < len(arguments) else named.get(name)
 
 
 def _given(model: Any, arguments: Sequence[Any], named: dict[str, Any]) -> Any:
-    """The cache that a caller gives, under either name."""
+    """Returns the cache that the caller gives, under either name."""
     found = (_argument(model, arguments, named, name) for name in ("cache", "past_key_values"))
     return next((cache for cache in found if cache is not None), None)
 
 
 def _refuse_other(given: Any) -> None:
-    """Refuses a cache that keeps keys itself: Tandem would be of no use, or attend room that has no keys yet."""
+    """Refuses a cache that keeps keys itself. Tandem would be useless, or attend room that has no keys yet."""
     if isinstance(given, TandemCache):
         return
     raise unsupported("past_key_values", f"is a {type(given).__name__}: with attn_implementation='tandem' keys and values are in a "
@@ -67,7 +67,7 @@ def _refuse_other(given: Any) -> None:
 
 @untraced
 def _before_forward(model: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """The forward pre-hook: gives the pass a cache where it is to have one."""
+    """The forward pre-hook: gives the pass a cache if it wants one."""
     name = _cache_name(model)
     if name is None or not _asks_for_tandem(model):
         return None
@@ -98,7 +98,7 @@ def _watch(model: Any) -> None:
 
 
 def _option_of_generation(model: Any, arguments: Sequence[Any], named: dict[str, Any], name: str) -> Any:
-    """An option of generate(), as given, or of the configuration that is given, or the model's; None: of none of them."""
+    """Returns an option of generate(): as given, from the given configuration, or from the model's; None: in none of these."""
     given = named.get("generation_config", arguments[1] if len(arguments) > 1 else None)
     found = (named.get(name), getattr(given, name, None), getattr(getattr(model, "generation_config", None), name, None))
     return next((value for value in found if value is not None), None)
@@ -123,7 +123,7 @@ def _with_cache(generate: Callable[..., Any]) -> Callable[..., Any]:
         made = TandemCache()
         result = generate(self, *arguments, **{**named, name: made})
         if getattr(result, name, None) is not made:
-            made.close()  # or its memory would wait for the garbage collector
+            made.close()  # else its memory would wait for the garbage collector
         return result
     return generate_with_cache
 
@@ -139,7 +139,7 @@ def _then_watch(method: Callable[..., None], of_parts: bool) -> Callable[..., No
 
 
 def give_caches() -> None:
-    """Wrap the methods of Transformers; once in a process."""
+    """Wraps the methods of Transformers, once in a process."""
     PreTrainedModel.__init__ = _then_watch(PreTrainedModel.__init__, of_parts=False)
     PreTrainedModel.set_attn_implementation = _then_watch(PreTrainedModel.set_attn_implementation, of_parts=True)
     GenerationMixin.generate = _with_cache(GenerationMixin.generate)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""What a TandemCache is given, checked where it is made: its engine, cache and session come with the first forward pass.
+"""Checks the arguments of a TandemCache when it is made. Its engine, cache and session come with the first forward pass.
 
-What depends on the model (options of each layer or head, whether its heads have kernels) is left to that pass.
+Checks that depend on the model (options of each layer or head, kernels for its heads) are left to that pass.
 """
 import ctypes
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from .._options import CacheOptions, SessionOptions, cache_struct, integer, list
 _OWN = ("window", "engine", "layers", "storage", "dense_layers")
 _OF_SESSIONS = tuple(name for name in SessionOptions.__annotations__ if name != "window_tokens")
 _OF_STORAGE = tuple(CacheOptions.__annotations__)
-_BY_MODEL = ("patterns", "layer_policies", "streaming_heads")  # options that a model of another number of layers would refuse
+_BY_MODEL = ("patterns", "layer_policies", "streaming_heads")  # options that depend on the number of layers
 
 
 def _check_names(options: Mapping[str, Any], storage: Mapping[str, Any]) -> None:
@@ -38,7 +38,7 @@ def _check_policy(field: str, policy: Any) -> None:
 
 
 def _check_ranges(engine: Engine | None, options: Mapping[str, Any]) -> None:
-    """Asks the library, which knows what numbers may be, about a layer that it makes up."""
+    """Asks the library, with a made-up layer, whether numbers are in range."""
     left_out = {*_BY_MODEL} if options.get("layer_policies") is None else {*_BY_MODEL, "policy", "pruning"}
     asked = {name: value for name, value in options.items() if name not in left_out}
     if asked.get("policy") == "patterns":
@@ -53,7 +53,7 @@ def _check_ranges(engine: Engine | None, options: Mapping[str, Any]) -> None:
         field = error.field.removeprefix("session.")
         what = error.message.removeprefix("tandem_supports: session: ").removeprefix(field).lstrip()
         raise invalid("window" if field == "window_tokens" else field, what) from None
-    except UnsupportedError:  # what such a layer cannot have another may
+    except UnsupportedError:  # another layer may support it
         return
     finally:
         if asker is not engine:
@@ -61,14 +61,14 @@ def _check_ranges(engine: Engine | None, options: Mapping[str, Any]) -> None:
 
 
 def check_options(engine: Any, layers: Any, storage: Any, options: Mapping[str, Any], window: Any) -> None:
-    """Refuse what no model could be run with.
+    """Refuses options that fit no model.
 
     Raises
     ------
     TypeError
-        There is no option of such a name.
+        An option's name is unknown.
     InvalidArgumentError
-        A value of the wrong type, out of range, or no name of a policy.
+        A value has the wrong type, is out of range, or names no policy.
     """
     if storage is not None:
         of_type("storage", storage, dict)

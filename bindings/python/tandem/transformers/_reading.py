@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Keys and values of a TandemCache as tensors, for code that looks at them: tools of interpretability, of compression, tests.
+"""Keys and values of a TandemCache as tensors, for code that inspects them: interpretability, compression, tests.
 
-Transformers' caches are lists of layers with tensors `keys` and `values`. A TandemCache has none of these; a layer of it is made
-when it is asked for, and its tensors are copies that are read back from the host store.
+Transformers' caches are lists of layers with tensors `keys` and `values`. A TandemCache has none. Its layers are made on
+request, and their tensors are copies read from the host store.
 """
 import weakref
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ _READ_AS = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 
 
 class LayerOfCache:
-    """What Transformers asks a layer of a cache, as far as it is about keys and values; each access reads them anew."""
+    """The interface of a Transformers cache layer, as far as keys and values need it. Each access reads them anew."""
 
     is_sliding = is_compileable = False
     is_croppable = True
@@ -32,12 +32,12 @@ class LayerOfCache:
 
     @property
     def keys(self) -> torch.Tensor:
-        """As :meth:`TandemCache.keys`."""
+        """The same as :meth:`TandemCache.keys`."""
         return self._cache.keys(self._layer_idx)
 
     @property
     def values(self) -> torch.Tensor:
-        """As :meth:`TandemCache.values`."""
+        """The same as :meth:`TandemCache.values`."""
         return self._cache.values(self._layer_idx)
 
     @property
@@ -45,7 +45,7 @@ class LayerOfCache:
         return self._cache.is_initialized
 
     def get_seq_length(self) -> int:
-        """Columns, padding included."""
+        """Return the columns, padding included."""
         return self._cache.get_seq_length(self._layer_idx)
 
     def __getattr__(self, name: str) -> Any:
@@ -56,7 +56,7 @@ class LayerOfCache:
 
 
 class LayersOfCache(list[Any]):
-    """The `layers` of a TandemCache, made as they are asked for. They go with the cache, which they do not keep alive."""
+    """The `layers` of a TandemCache, made on request. They do not keep the cache alive."""
 
     def __init__(self, cache: "TandemCache") -> None:
         super().__init__()
@@ -94,7 +94,7 @@ class LayersOfCache(list[Any]):
 
 
 def read_states(cache: "TandemCache", layer_idx: int, of_values: bool) -> torch.Tensor:
-    """[batch, n_kv_heads, n_columns, head_dim] of one layer, 0 at padding, in host memory.
+    """Returns [batch, n_kv_heads, n_columns, head_dim] of one layer, in host memory; padding is 0.
 
     Raises
     ------
@@ -121,13 +121,14 @@ class Readable(Refusals):
     """A cache whose keys and values can be read."""
 
     def keys(self, layer_idx: int) -> torch.Tensor:
-        """Keys of a layer, [batch, n_kv_heads, columns, head_dim]: a copy in host memory, in the model's type, 0 at padding.
+        """Return a layer's keys, [batch, n_kv_heads, columns, head_dim]: a copy in host memory, in the model's type; padding is
+        0.
 
-        They are as the model gave them to its attention, rounded to the storage type. ``past.layers[layer_idx].keys`` is the same.
-        To ask in the middle of a pass takes the pass back, as :meth:`TandemCache.get_seq_length`.
+        The keys are those that the model gave to its attention, rounded to the storage type. ``past.layers[layer_idx].keys`` is
+        the same. A call in the middle of a pass rolls the pass back, as :meth:`TandemCache.get_seq_length` does.
         """
         return read_states(cast("TandemCache", self), layer_idx, of_values=False)
 
     def values(self, layer_idx: int) -> torch.Tensor:
-        """Values of a layer, as :meth:`keys`."""
+        """Return a layer's values, in the form of :meth:`keys`."""
         return read_states(cast("TandemCache", self), layer_idx, of_values=True)

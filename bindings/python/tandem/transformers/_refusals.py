@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What Transformers may ask of a cache and a TandemCache has not, or answers alike whatever it holds."""
+"""The part of Transformers' cache interface that a TandemCache refuses, or answers independently of its content."""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -10,18 +10,18 @@ from transformers.cache_utils import Cache as HuggingFaceCache
 from ._layers import unsupported
 
 if TYPE_CHECKING:
-    from typing_extensions import Self  # of typing from Python 3.11 on; not needed at run time
+    from typing_extensions import Self  # in typing from Python 3.11 on; only type checkers need it
 
 
 class Refusals(HuggingFaceCache):  # type: ignore[misc]
-    """The part of a cache's interface that a TandemCache refuses, or answers alike; copies, and `with`."""
+    """Refused methods and constant answers of the cache interface; copies, and `with`."""
 
     fork: Callable[..., Any]
     close: Callable[[], None]
     _check_open: Callable[[], None]
 
     def __copy__(self) -> Any:
-        """As :meth:`fork`: a copy that shared the sequences would count tokens that the other one appends, or miss them."""
+        """The same as :meth:`fork`. A copy with shared sequences would count, or miss, tokens that the other one appends."""
         return self.fork()
 
     def __deepcopy__(self, _memo: dict[int, Any]) -> Any:
@@ -40,7 +40,7 @@ class Refusals(HuggingFaceCache):  # type: ignore[misc]
 
     get_conv_state = update_conv_state = get_recurrent_state = update_recurrent_state = update_indexer = _no_states
 
-    conv_states = ssm_states = recurrent_states = property(_no_states)  # of caches before Transformers 5.4
+    conv_states = ssm_states = recurrent_states = property(_no_states)  # names of caches before Transformers 5.4
 
     def has_previous_state(self, *_args: Any, **_kwargs: Any) -> bool:
         return False
@@ -50,7 +50,7 @@ class Refusals(HuggingFaceCache):  # type: ignore[misc]
         return False
 
     def activate_past_recording(self) -> None:
-        """Nothing to do: every token stays until it is cropped."""
+        """Does nothing, because every token stays until it is cropped."""
 
     def offload(self, *_args: Any, **_kwargs: Any) -> NoReturn:
         raise unsupported("offload", "is not for a TandemCache, whose tokens are in host memory already")
@@ -61,29 +61,29 @@ class Refusals(HuggingFaceCache):  # type: ignore[misc]
         raise unsupported("early_initialization", "is not for a TandemCache: the first forward pass says what the model is")
 
     def get_max_length(self, layer_idx: int | None = None) -> int:
-        """-1: there is no most."""
+        """Return -1: there is no limit."""
         return -1
 
     @property
     def is_croppable(self) -> bool:
-        """True."""
+        """Always True."""
         return True
 
     @property
     def is_compileable(self) -> bool:
-        """False: it is not made of tensors."""
+        """Always False, because the cache is not made of tensors."""
         return False
 
-    # A list of no layers would do for all() of them: Transformers 5.24 would take the model for one without attention, and read
-    # tokens of a prompt again that the cache holds.
+    # The lists below are never empty. all() of an empty one is True: Transformers 5.24 would then take the model for one
+    # without attention, and read cached prompt tokens again.
     @property
     def is_sliding(self) -> list[bool]:
-        """False for every layer, at least one: every layer counts all columns."""
+        """False for each layer, at least one: every layer counts all columns."""
         return [False] * max(len(self), 1)
 
     @property
     def is_linear(self) -> list[bool]:
-        """False for every layer, at least one: every layer is attention."""
+        """False for each layer, at least one: every layer is attention."""
         return [False] * max(len(self), 1)
 
     is_dummy = is_linear

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Padding: which of a batch's tokens are real, call by call.
+"""Padding: which tokens of a batch are real, call by call.
 
-A cache counts columns, of which a row's sequence has those that the attention mask shows. What a mask says of a column is said
-once: a later mask must say the same, since what was stored cannot be hidden and what was not stored cannot be shown.
+A cache counts columns. A row's sequence has those columns that the attention mask shows. Later masks must agree with earlier
+ones, because a stored token cannot be hidden, and a token that was not stored cannot be shown.
 """
 from dataclasses import dataclass
 
@@ -18,18 +18,18 @@ _CODES = {torch.float32: _abi.DTYPES["f32"], torch.float16: _abi.DTYPES["f16"], 
 
 @dataclass(frozen=True)
 class Rows:
-    """What one forward pass appends.
+    """The tokens that one forward pass appends.
 
     Attributes
     ----------
     q_lens : list of int
         Tokens of each row.
     index : Tensor or None
-        Where they stand in the batch, flattened to [batch * n_columns]; None: everywhere.
+        Their places in the batch, flattened to [batch * n_columns]; None: all places.
     mask : Tensor or None
-        All columns up to the end of the pass, [batch, columns] of bool; None: no padding anywhere.
+        All columns up to the end of the pass, [batch, columns] of bool; None: no padding.
     has_gaps : bool
-        Whether padding stands between tokens of a row, so that their distance in columns is not that in tokens.
+        Whether a row has padding between its tokens, so that distances in columns and in tokens differ.
     """
 
     q_lens: list[int]
@@ -39,9 +39,9 @@ class Rows:
 
 
 def read_rows(before: torch.Tensor | None, n_before: int, mask: torch.Tensor | None, batch: int, n_new: int) -> Rows:
-    """Compares the mask with that of the `n_before` columns of the calls before, and takes the new columns from it.
+    """Compares the mask with that of the `n_before` columns of earlier calls, and takes the new columns from it.
 
-    One copy from the device, whatever the mask's length.
+    Makes one copy from the device, whatever the mask's length.
     """
     if mask is None:
         if before is not None:
@@ -70,11 +70,11 @@ def read_rows(before: torch.Tensor | None, n_before: int, mask: torch.Tensor | N
 
 
 def view_of(name: str, tensor: torch.Tensor) -> Tensor:
-    """What tandem.Tensor makes by DLPack, several times faster: the tensor is PyTorch's, and of the stream of the call."""
+    """Makes the same Tensor as DLPack would, several times faster. The tensor is PyTorch's and on the call's stream."""
     code = _CODES.get(tensor.dtype)
     if code is None:
         raise invalid(name, f"is of {tensor.dtype}, not f32, f16 or bf16")
-    tensor = tensor.resolve_neg()  # else itself; an output never is a negative view
+    tensor = tensor.resolve_neg()  # else the tensor itself; an output is never a negative view
     device, index = (_abi.DEVICE_CUDA, tensor.device.index) if tensor.is_cuda else (_abi.DEVICE_HOST, 0)
     shape = tuple(tensor.shape)
     packed = packed_view((device, index, tensor.data_ptr()), code, shape, None if tensor.is_contiguous() else tensor.stride())
@@ -82,18 +82,19 @@ def view_of(name: str, tensor: torch.Tensor) -> Tensor:
 
 
 def tokens_of(states: torch.Tensor, rows: Rows) -> torch.Tensor:
-    """[batch, n_heads, n_columns, head_dim] as the tokens of all rows, [n_tokens, n_heads, head_dim]; a view where it can be."""
+    """Converts [batch, n_heads, n_columns, head_dim] to the tokens of all rows, [n_tokens, n_heads, head_dim]; a view if
+    possible."""
     batch, n_heads, n_columns, head_dim = states.shape
     tokens = states.transpose(1, 2).reshape(batch * n_columns, n_heads, head_dim)
     if rows.index is not None:
         return tokens.index_select(0, rows.index)
-    # The C ABI takes strides that grow outwards; heads that stand outside of tokens do not.
+    # The C ABI needs strides that grow outwards. Heads with larger strides than tokens do not have them.
     is_outer = tokens.stride(2) == 1 and tokens.stride(1) >= head_dim and tokens.stride(0) >= tokens.stride(1) * n_heads
     return tokens if is_outer else tokens.contiguous()
 
 
 def batch_of(tokens: torch.Tensor, rows: Rows, batch: int, n_columns: int) -> torch.Tensor:
-    """The inverse, [batch, n_columns, n_heads, head_dim]: 0 at padding."""
+    """Converts tokens back to [batch, n_columns, n_heads, head_dim]; padding is 0."""
     if rows.index is not None:
         tokens = tokens.new_zeros((batch * n_columns, *tokens.shape[1:])).index_copy_(0, rows.index, tokens)
     return tokens.view(batch, n_columns, *tokens.shape[1:])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The file of a TandemCache: what is the same for all rows, then each row's sequence as tandem_sequence_save() writes it.
+"""The file of a TandemCache: a part for all rows, then each row's sequence as tandem_sequence_save() writes it.
 
     "TANDEMTC" | length of the text, 8 bytes | the text, JSON | its CRC-32, 4 bytes | sequence | sequence | ...
 """
@@ -21,7 +21,7 @@ from ._pass import Held
 
 _MAGIC, _MOST_TEXT = b"TANDEMTC", 1 << 30
 _MEMBERS = {"columns": int, "lengths": list, "mask": str | None, "layers": list | None, "storage": dict}
-STORAGE = ("k_type", "v_type", "layer_k_types", "layer_v_types", "k_rotation", "x_type")  # options that say what rows are
+STORAGE = ("k_type", "v_type", "layer_k_types", "layer_v_types", "k_rotation", "x_type")  # options that describe the rows
 
 
 def corrupt(what: str) -> CorruptError:
@@ -29,7 +29,7 @@ def corrupt(what: str) -> CorruptError:
 
 
 def _plain(layers: tuple[Layer, ...]) -> list[dict[str, Any]] | None:
-    """The layers as JSON has them; None where one has arrays or a projection, and load() has to be given them."""
+    """Returns the layers for JSON. None if one has arrays or a projection; load() must then be given the layers."""
     kinds = (int, float, str, bool)
     if not all(getattr(layer, one.name) is None or isinstance(getattr(layer, one.name), kinds) for layer in layers
                for one in fields(layer)):
@@ -38,7 +38,7 @@ def _plain(layers: tuple[Layer, ...]) -> list[dict[str, Any]] | None:
 
 
 def write(file: BinaryIO, cache: Cache, session: Session, held: Held, storage: dict[str, Any], model_id: int) -> None:
-    """The whole file."""
+    """Writes the whole file."""
     mask = None if held.mask is None else base64.b64encode(held.mask.cpu().to(torch.uint8).numpy().tobytes()).decode()
     text = json.dumps({"version": 1, "columns": held.columns, "lengths": held.lengths, "mask": mask, "layers": _plain(cache.layers),
                        "storage": storage}).encode()
@@ -48,7 +48,7 @@ def write(file: BinaryIO, cache: Cache, session: Session, held: Held, storage: d
 
 
 def read_text(file: BinaryIO) -> dict[str, Any]:
-    """What is the same for all rows.
+    """Reads the part for all rows.
 
     Raises
     ------
@@ -77,7 +77,7 @@ def layers_in(found: dict[str, Any]) -> list[Layer] | None:
 
 
 def read_held(file: BinaryIO, cache: Cache, session: Session | None, found: dict[str, Any], device: Any, model_id: int) -> Held:
-    """The rows; none is left where one of them fails."""
+    """Reads the rows. If one fails, none is left."""
     sequences: list[Sequence] = []
     lengths, mask = found["lengths"], None
     try:

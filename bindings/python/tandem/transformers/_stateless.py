@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Attention of a pass that is to have no cache: over the pass's own keys, where they lie."""
+"""Attention of a pass without a cache: over the pass's own keys, in place."""
 from typing import TYPE_CHECKING
 
 import torch
@@ -23,12 +23,12 @@ def _refuse(call: "Call") -> None:
 
 
 def attend_without_cache(call: "Call") -> torch.Tensor:
-    """[batch, n_columns, n_heads, head_dim] of a pass that has all of its keys, 0 at padding; nothing is kept.
+    """Returns [batch, n_columns, n_heads, head_dim] of a pass that has all its keys. Padding is 0, and nothing is kept.
 
     Raises
     ------
     UnsupportedError
-        The tensors are on a GPU, or there are other keys than those of the queries.
+        The tensors are on a GPU, or keys and queries are not of the same tokens.
     InvalidArgumentError
         As :func:`tandem.attend_tensors`.
     """
@@ -39,7 +39,7 @@ def attend_without_cache(call: "Call") -> torch.Tensor:
         raise unsupported("attention_mask", "has padding between tokens of a row, and the layer has a sliding window, which counts "
                           "tokens without padding")
     states = (call.query, call.key, call.value)
-    if rows.index is None:  # as they are, whatever the strides
+    if rows.index is None:  # no copy, whatever the strides
         q, k, v = (each.transpose(1, 2) for each in states)
         lens = None
     else:

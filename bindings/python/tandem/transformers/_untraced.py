@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What torch.compile is to leave as it is."""
+"""Excludes functions from torch.compile."""
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -10,7 +10,8 @@ _REASON = "tandem: attention and its cache are calls of a C library, which no gr
 
 
 def untraced(function: _Function) -> _Function:
-    """A function that a compiled model calls between two graphs. With ``fullgraph=True`` PyTorch refuses it with our reason."""
+    """Returns a function that a compiled model calls between two graphs. With ``fullgraph=True`` PyTorch refuses it with our
+    reason."""
     try:
         left: _Function = torch.compiler.disable(function, reason=_REASON)
     except TypeError:  # PyTorch before 2.7 takes no reason

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: MIT
 //! The C ABI of Tandem 0.2 as `tandem/tandem.h` declares it.
 //!
-//! Names, types and order are the header's, and so is the documentation: the header says what each function does, which
-//! errors it returns and who owns what. Use the crate `tandem` unless it lacks something.
+//! Names, types and order are the header's. So is the documentation: the header says what each function does, which errors
+//! it returns, and who owns memory. Prefer the crate `tandem` unless it lacks something.
 //!
-//! The library is found at build time in `$TANDEM_LIB_DIR` or through pkg-config. At run time the loader has to find it:
-//! after an install into `/usr/local`, `sudo ldconfig`; elsewhere `LD_LIBRARY_PATH` or an rpath.
+//! The library is found at build time in `$TANDEM_LIB_DIR` or through pkg-config. At run time the loader must find it: after
+//! an install into `/usr/local` by `sudo ldconfig`, elsewhere by `LD_LIBRARY_PATH` or an rpath.
 #![allow(non_camel_case_types, missing_docs)]
 
-/// Declares the structs; tests/layout.rs lists sizes and offsets of the same text.
+/// Declares the structs. tests/layout.rs expands the same text to sizes and offsets.
 macro_rules! abi_structs {
     ($(struct $name:ident { $($member:ident: $type:ty,)+ })+) => {$(
         #[repr(C)]
@@ -28,7 +28,7 @@ pub use structs::*;
 
 macro_rules! opaque {
     ($($name:ident)+) => {$(
-        /// A handle; only pointers to it exist.
+        /// An opaque handle. Only pointers to it exist.
         #[repr(C)]
         #[derive(Debug)]
         pub struct $name {

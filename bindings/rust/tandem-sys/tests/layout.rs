@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-//! The declarations against the installed header, as a C compiler reads it, and against the loaded library.
+//! Compares the declarations with the installed header, as a C compiler reads it, and with the loaded library.
 use std::process::Command;
 use tandem_sys::*;
 
@@ -11,11 +11,12 @@ struct Layout {
     members: &'static [(&'static str, usize, usize)], // name, offset and size in bytes, in order of declaration
 }
 
-/// In place of the crate's macro of this name, which declares the structs: lists the crate's, so that no member is left out.
+/// Replaces the crate's macro of this name. It lists the structs that the crate's macro declares, so that no member is left
+/// out.
 macro_rules! abi_structs {
     ($(struct $name:ident { $($member:ident: $type:ty,)+ })+) => {
         use tandem_sys::*;
-        /// Every public struct, in the order in which the library's fingerprint counts them.
+        /// Every public struct, in the order of the library's fingerprint.
         pub const LAYOUTS: &[super::Layout] = &[$(super::Layout {
             name: stringify!($name),
             size: std::mem::size_of::<$name>(),
@@ -34,7 +35,8 @@ macro_rules! abi_structs {
 mod structs;
 use structs::LAYOUTS;
 
-/// What `tandem_abi_fingerprint()` hashes: size and member offsets of every struct, FNV-1a over 4 bytes of each.
+/// Computes what `tandem_abi_fingerprint()` returns: FNV-1a over the size and member offsets of every struct, 4 bytes of
+/// each number.
 fn fingerprint() -> u64 {
     let mut hash: u64 = 0xcbf2_9ce4_8422_2325;
     let mut add = |number: usize| {
@@ -60,7 +62,7 @@ fn fingerprint_is_the_library_s() {
     }
 }
 
-/// One line for a struct, then one for each member, first as this crate has them.
+/// One line for each struct, then one for each member, as this crate lays them out.
 fn expected() -> String {
     let mut text = String::new();
     for layout in LAYOUTS {
@@ -75,7 +77,7 @@ fn expected() -> String {
     text
 }
 
-/// Names and values in src/constants.rs.
+/// Names and values of src/constants.rs.
 fn constants() -> Vec<(String, String)> {
     let source = include_str!("../src/constants.rs");
     let lines = source.lines().filter_map(|line| line.strip_prefix("pub const "));
@@ -87,7 +89,7 @@ fn constants() -> Vec<(String, String)> {
     parsed.collect()
 }
 
-/// The C program that prints the same lines.
+/// A C program that prints the same lines for the header.
 fn program() -> String {
     let mut body = String::new();
     for layout in LAYOUTS {
@@ -119,7 +121,7 @@ fn structs_and_constants_are_the_header_s() {
     assert_eq!(String::from_utf8(printed.stdout).unwrap(), expected());
 }
 
-/// tandem.h and the parts of it that it includes at its end.
+/// tandem.h and the parts that it includes at its end.
 fn public_header() -> String {
     let read = |part: &str| std::fs::read_to_string(format!("{}/{part}", env!("TANDEM_SYS_INCLUDE_DIR"))).unwrap();
     let header = read("tandem/tandem.h");
@@ -128,7 +130,7 @@ fn public_header() -> String {
     header + &parts
 }
 
-/// Names that the header declares and this crate does not, or the other way round.
+/// Fails on names that only the header or only this crate declares.
 #[test]
 fn functions_and_constants_are_complete() {
     let header = public_header();
@@ -145,7 +147,7 @@ fn functions_and_constants_are_complete() {
     assert_eq!(defined.collect::<Vec<_>>(), constants().into_iter().map(|constant| constant.0).collect::<Vec<_>>());
 }
 
-/// `*const *const tandem_tensor` as C writes it.
+/// Returns a Rust type as C writes it, such as `*const *const tandem_tensor`.
 fn c_type(rust: &str) -> String {
     if let Some(inner) = rust.strip_prefix("*const ") {
         return if inner.starts_with('*') { c_type(inner) + "const *" } else { format!("const {} *", c_type(inner)) };
@@ -161,7 +163,7 @@ fn c_type(rust: &str) -> String {
     names.clone().find(|name| name.0 == rust).map_or(rust, |name| name.1).to_string()
 }
 
-/// A second declaration of a function with another type is an error in C: so the signatures here are the header's.
+/// Checks the signatures: C refuses a second declaration of a function with another type.
 #[test]
 fn signatures_are_the_header_s() {
     let source = include_str!("../src/functions.rs").split_whitespace().collect::<Vec<_>>().join(" ");

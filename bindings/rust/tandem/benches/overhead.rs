@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-//! What a call through Rust costs beside one from C, in one process on one session: `cargo bench`. Each Rust call makes its
-//! tensors and arguments anew, the C loop makes them once. Answers are compared before anything is timed.
+//! Compares the cost of a call through Rust with one from C, in one process and on one session: `cargo bench`. Each Rust
+//! call makes its tensors and arguments anew; the C loop makes them once. Answers are compared before the timing.
 #[path = "../tests/common/mod.rs"]
 mod common;
 use common::*;
@@ -11,8 +11,8 @@ use std::time::Instant;
 use tandem::*;
 
 const KEYS: usize = 512;
-const CALLS: i32 = 5; // a batch: shorter than a slice of time where others want the processor too
-const BATCHES: usize = 4001; // of each, in turns
+const CALLS: i32 = 5; // calls of a batch: shorter than a time slice when other processes want the core
+const BATCHES: usize = 4001; // batches of each side, alternating
 const MOST_NS: f64 = 300.0;
 const TRIES: usize = 4;
 
@@ -23,7 +23,7 @@ extern "C" {
     fn dlsym(library: *mut c_void, name: *const c_char) -> *mut c_void;
 }
 
-/// overhead.c as a shared library of this process.
+/// Loads overhead.c as a shared library into this process.
 fn c_side() -> AttendN {
     let path = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("overhead.so");
     let output = Command::new("pkg-config").args(["--variable=includedir", "tandem"]).output().expect("pkg-config");
@@ -42,7 +42,7 @@ fn c_side() -> AttendN {
     }
 }
 
-/// Nanoseconds a call of a batch.
+/// Returns the time of a batch in nanoseconds per call.
 fn timed(body: impl FnOnce()) -> f64 {
     let begin = Instant::now();
     body();
@@ -73,7 +73,7 @@ fn median(mut values: Vec<f64>) -> f64 {
     values[values.len() / 2]
 }
 
-/// Nanoseconds that a call through Rust takes more than one from C.
+/// Returns how many more nanoseconds a call takes through Rust than from C.
 fn more_ns() -> f64 {
     let engine = Engine::new(&EngineOptions::new().n_threads(1)).unwrap();
     let world = World::on(engine, KEYS, 1);
@@ -93,7 +93,7 @@ fn more_ns() -> f64 {
         if batch == 0 {
             close(&o, &reference(&q, &world.k, &world.v).0);
             assert_eq!(o, o_c);
-            continue; // which was the warm-up
+            continue; // the first batch is the warm-up
         }
         rust_ns.push(rust);
         c_ns.push(c);
@@ -105,7 +105,7 @@ fn more_ns() -> f64 {
 }
 
 fn main() {
-    // Who shares a core with others is slower in some tries, and faster than it is in none.
+    // A process that shares the core may spoil a try, but never all.
     let mut least = f64::INFINITY;
     for _ in 0..TRIES {
         least = least.min(more_ns());

@@ -13,7 +13,7 @@ use std::ptr;
 use std::sync::atomic::AtomicI32;
 use tandem_sys as sys;
 
-/// One layer, several sequences: tokens of all sequences stand one after another in every tensor.
+/// The arguments of a call: one layer, several sequences. In every tensor the sequences' tokens follow one another.
 ///
 /// ```no_run
 /// # fn f(session: &mut tandem::Session, id: tandem::SequenceId, q: &[f32], k: &[f32], v: &[f32]) -> tandem::Result<()> {
@@ -41,8 +41,8 @@ pub struct Attend<'a> {
 }
 
 impl<'a> Attend<'a> {
-    /// Queries q `[n_tokens, n_q_heads, k_head_dim]` of `q_lens[i]` tokens of `sequences[i]` to o
-    /// `[n_tokens, n_q_heads, v_head_dim]`. Unless keys are appended they are those of the last tokens already there.
+    /// A call that attends queries q `[n_tokens, n_q_heads, k_head_dim]` and writes o `[n_tokens, n_q_heads, v_head_dim]`.
+    /// Sequence `sequences[i]` has `q_lens[i]` queries. Unless keys are appended, the queries are its last tokens.
     #[inline]
     pub fn new(layer_idx: i32, sequences: &'a [SequenceId], q_lens: &'a [i64], q: TensorRef<'a>, o: TensorMut<'a>) -> Self {
         let raw = sys::tandem_attend_args {
@@ -68,37 +68,37 @@ impl<'a> Attend<'a> {
         let (parents, k, v, lse, x, selection) = (None, None, None, None, None, None);
         Self { raw, sequences, q_lens, parents, q, k, v, o, lse, x, selection, watch: PhantomData }
     }
-    /// Appends k `[n_tokens, n_kv_heads, k_head_dim]` and v `[n_tokens, n_kv_heads, v_head_dim]` first.
+    /// Appends k `[n_tokens, n_kv_heads, k_head_dim]` and v `[n_tokens, n_kv_heads, v_head_dim]` before attention.
     #[inline]
     #[must_use]
     pub fn append(mut self, k: TensorRef<'a>, v: TensorRef<'a>) -> Self {
         (self.k, self.v) = (Some(k), Some(v));
         self
     }
-    /// The same in a layer whose V aliases K.
+    /// Appends k in a layer whose V aliases K.
     #[inline]
     #[must_use]
     pub fn append_keys(mut self, k: TensorRef<'a>) -> Self {
         (self.k, self.v) = (Some(k), None);
         self
     }
-    /// Hidden states x `[n_tokens, hidden_dim]` of the appended tokens, where the layer keeps them.
+    /// Gives the hidden states x `[n_tokens, hidden_dim]` of the appended tokens. Needed if the layer keeps hidden states.
     #[inline]
     #[must_use]
     pub fn hidden(mut self, x: TensorRef<'a>) -> Self {
         self.x = Some(x);
         self
     }
-    /// Also gives lse `[n_tokens, n_q_heads]`, f32.
+    /// Also writes lse `[n_tokens, n_q_heads]`, f32.
     #[inline]
     #[must_use]
     pub fn lse(mut self, lse: TensorMut<'a>) -> Self {
         self.lse = Some(lse);
         self
     }
-    /// Queries attend the keys that the caller names, in place of those of the session's policy. For layers of policy "all"
-    /// without streaming heads. Calls on device tensors take indices in host memory or in device memory, steps on a stream
-    /// those in device memory alone ([`Selection::of_tensor`]).
+    /// Queries attend the keys that the caller names, instead of the policy's. The layer's policy must be "all" without
+    /// streaming heads. Calls on device tensors take indices in host or device memory. Steps on a stream take them in device
+    /// memory only ([`Selection::of_tensor`]).
     #[inline]
     #[must_use]
     pub fn selection(mut self, selection: Selection<'a>) -> Self {
@@ -111,28 +111,28 @@ impl<'a> Attend<'a> {
         self.raw.flags |= sys::TANDEM_ATTEND_SPECULATIVE;
         self
     }
-    /// The guess is a tree: `parent_idx[i]` counts within the token's sequence in this call, -1 for a child of the last token
-    /// before.
+    /// The guess is a tree: `parent_idx[i]` is the parent of token i, counted within its sequence in this call. -1 means the
+    /// last token before the call.
     #[must_use]
     pub fn tree(mut self, parent_idx: &'a [i32]) -> Self {
         self.parents = Some(parent_idx);
         self.speculative()
     }
-    /// A chunk of a longer append: the last chunk judges all keys anew.
+    /// The tokens are a chunk of a longer append. The last chunk, which is not marked, judges all keys anew.
     #[must_use]
     pub fn partial(mut self) -> Self {
         self.raw.flags |= sys::TANDEM_ATTEND_PARTIAL;
         self
     }
-    /// Stops the call, with [`Cancelled`](crate::Status::Cancelled), when any thread sets the flag: not 0. It has changed nothing
-    /// then. Tensors in host memory only.
+    /// Stops the call when any thread sets the flag to a value other than 0. The call then returns
+    /// [`Cancelled`](crate::Status::Cancelled) and has changed nothing. Tensors must be in host memory.
     #[must_use]
     pub fn cancel(mut self, flag: &'a AtomicI32) -> Self {
         self.raw.cancel = address(flag).cast();
         self
     }
-    /// Says, on this thread, how much of the call is done and of how much, and stops it as [`Attend::cancel`] does where the
-    /// answer is [`Break`](std::ops::ControlFlow::Break). A panic stops it too, and goes on when the call has ended.
+    /// Calls `progress` on this thread with the work done and the work in all. [`Break`](std::ops::ControlFlow::Break) stops
+    /// the call as [`Attend::cancel`] does. A panic stops it too, and continues when the call has ended.
     #[must_use]
     pub fn progress(mut self, progress: &'a mut Progress<'_>) -> Self {
         self.raw.progress = Some(progress_entry);
@@ -142,14 +142,15 @@ impl<'a> Attend<'a> {
     /// Orders the call on a CUDA stream, for tensors in device memory.
     ///
     /// # Safety
-    /// `stream` is a stream of the engine's device; tensors stay as [`TensorRef::from_raw`] asks until it has passed the call.
+    /// `stream` is a stream of the engine's device. Tensors keep the promises of [`TensorRef::from_raw`] until the stream
+    /// has passed the call.
     #[must_use]
     pub unsafe fn on_stream(mut self, stream: *mut c_void) -> Self {
         self.raw.stream = stream;
         self
     }
 
-    /// Calls `function` with the C struct. What the library cannot check, lengths of arrays, is checked here.
+    /// Calls `function` with the C struct. Checks array lengths, which the library cannot see.
     #[inline]
     pub(crate) fn with_raw(mut self, function: impl FnOnce(&sys::tandem_attend_args) -> Result<()>) -> Result<()> {
         self.raw.n_sequences = n_sequences("tandem_attend", self.sequences, self.q_lens)?;
@@ -174,14 +175,14 @@ impl<'a> Attend<'a> {
         }
         let result = function(&self.raw);
         if !self.raw.progress_user.is_null() {
-            // SAFETY: what progress() was given, which nobody else has meanwhile.
+            // SAFETY: the pointer is the `&mut Progress` of progress(), which this call alone holds.
             unsafe { &mut *self.raw.progress_user.cast::<Progress<'_>>() }.go_on();
         }
         result
     }
 }
 
-/// How many there are of both.
+/// Returns the number of sequences, if both slices agree.
 #[inline]
 pub(crate) fn n_sequences(function: &str, sequences: &[SequenceId], q_lens: &[i64]) -> Result<i32> {
     if sequences.len() == q_lens.len() && sequences.len() <= i32::MAX as usize {

@@ -12,9 +12,9 @@ use tandem_sys as sys;
 
 const FUNCTION: &str = "tandem_attend_tensors";
 
-/// The arguments of [`Engine::attend_tensors`](crate::Engine::attend_tensors). Tensors of four dimensions are padded: the first is
-/// that of the sequences. Tensors of three are packed: the sequences' tokens stand one after another. Strides may order tokens and
-/// heads either way.
+/// The arguments of [`Engine::attend_tensors`](crate::Engine::attend_tensors). Tensors of four dimensions are padded; the
+/// first dimension is the sequence. Tensors of three dimensions are packed: the sequences' tokens follow one another.
+/// Strides may order tokens and heads either way.
 ///
 /// ```no_run
 /// # fn f(engine: &tandem::Engine, q: &[f32], k: &[f32], v: &[f32]) -> tandem::Result<()> {
@@ -42,13 +42,14 @@ pub struct AttendTensors<'a> {
 }
 
 impl<'a> AttendTensors<'a> {
-    /// Queries q `[n_tokens, n_q_heads, k_head_dim]` over k `[n_keys, n_kv_heads, k_head_dim]` and v
-    /// `[n_keys, n_kv_heads, v_head_dim]` to o `[n_tokens, n_q_heads, v_head_dim]`; padded tensors have `n_sequences` before these.
+    /// A call that attends queries q `[n_tokens, n_q_heads, k_head_dim]` over k `[n_keys, n_kv_heads, k_head_dim]` and v
+    /// `[n_keys, n_kv_heads, v_head_dim]` and writes o `[n_tokens, n_q_heads, v_head_dim]`. Padded tensors have
+    /// `n_sequences` as their first dimension.
     #[inline]
     pub fn new(q: TensorRef<'a>, k: TensorRef<'a>, v: TensorRef<'a>, o: TensorMut<'a>) -> Self {
         Self { v: Some(v), ..Self::aliased(q, k, o) }
     }
-    /// The same where V is the first `v_head_dim` dims of K.
+    /// The same, where V is the first `v_head_dim` dims of K.
     #[inline]
     pub fn aliased(q: TensorRef<'a>, k: TensorRef<'a>, o: TensorMut<'a>) -> Self {
         let raw = sys::tandem_attend_tensors_args {
@@ -78,45 +79,46 @@ impl<'a> AttendTensors<'a> {
         let (sinks, alibi_slopes, watch) = (None, None, PhantomData);
         Self { raw, q, k, v, mask, o, lse, q_lens, kv_lens, sinks, alibi_slopes, watch }
     }
-    /// A query sees the keys up to its own: the last query sees all of its sequence.
+    /// A query sees the keys up to its own. The last query of a sequence sees all its keys.
     #[must_use]
     pub fn causal(mut self) -> Self {
         self.raw.flags |= sys::TANDEM_TENSORS_CAUSAL;
         self
     }
-    /// Causal, and a query sees as many keys, its own the last.
+    /// Causal, and a query sees only the newest `tokens` keys up to its own.
     #[must_use]
     pub fn sliding_window(mut self, tokens: i64) -> Self {
         self.raw.sliding_window_tokens = tokens;
         self.causal()
     }
-    /// Added to the logits, f32 or f16: `-inf` hides a key. `[n_tokens, n_columns]`, or, padded,
-    /// `[1 or n_sequences, 1 or n_q_heads, n_tokens, n_keys]`. Not with [`causal`](Self::causal).
+    /// Adds a mask to the logits, f32 or f16. `-inf` hides a key. The shape is `[n_tokens, n_columns]`, or, padded, `[1 or
+    /// n_sequences, 1 or n_q_heads, n_tokens, n_keys]`. Not with [`causal`](Self::causal).
     #[must_use]
     pub fn mask(mut self, mask: TensorRef<'a>) -> Self {
         self.mask = Some(mask);
         self
     }
-    /// Also gives lse `[n_tokens, n_q_heads]`, f32; padded: `[n_sequences, n_tokens, n_q_heads]`.
+    /// Also writes lse `[n_tokens, n_q_heads]`, f32; padded: `[n_sequences, n_tokens, n_q_heads]`.
     #[inline]
     #[must_use]
     pub fn lse(mut self, lse: TensorMut<'a>) -> Self {
         self.lse = Some(lse);
         self
     }
-    /// Tokens of each sequence. Packed: they add up to those of q; padded: a sequence has its first ones, the rest is left alone.
+    /// Tokens of each sequence. Packed: they add up to those of q. Padded: a sequence's first tokens; the rest is neither
+    /// read nor written.
     #[must_use]
     pub fn q_lens(mut self, q_lens: &'a [i64]) -> Self {
         self.q_lens = Some(q_lens);
         self
     }
-    /// Keys of each sequence, likewise.
+    /// Keys of each sequence, in the same way.
     #[must_use]
     pub fn kv_lens(mut self, kv_lens: &'a [i64]) -> Self {
         self.kv_lens = Some(kv_lens);
         self
     }
-    /// Factor of the logits; without it 1 / sqrt(`k_head_dim`).
+    /// Factor of the logits. Default: 1 / sqrt(`k_head_dim`).
     #[must_use]
     pub fn sm_scale(mut self, sm_scale: f32) -> Self {
         self.raw.sm_scale = sm_scale;
@@ -134,20 +136,20 @@ impl<'a> AttendTensors<'a> {
         self.sinks = Some(sinks);
         self
     }
-    /// `ALiBi` slopes, one for each query head. With a mask they multiply its values.
+    /// `ALiBi` slopes, one for each query head. With a mask, its values are multiplied by them.
     #[must_use]
     pub fn alibi_slopes(mut self, slopes: &'a [f32]) -> Self {
         self.alibi_slopes = Some(slopes);
         self
     }
-    /// Stops the call, with [`Cancelled`](crate::Status::Cancelled), when any thread sets the flag: not 0. o and lse may be written
-    /// in part then.
+    /// Stops the call when any thread sets the flag to a value other than 0. The call then returns
+    /// [`Cancelled`](crate::Status::Cancelled), and may have written part of o and lse.
     #[must_use]
     pub fn cancel(mut self, flag: &'a AtomicI32) -> Self {
         self.raw.cancel = address(flag).cast();
         self
     }
-    /// As [`Attend::progress`](crate::Attend::progress).
+    /// Calls `progress` as [`Attend::progress`](crate::Attend::progress) does.
     #[must_use]
     pub fn progress(mut self, progress: &'a mut Progress<'_>) -> Self {
         self.raw.progress = Some(progress_entry);
@@ -155,7 +157,7 @@ impl<'a> AttendTensors<'a> {
         self
     }
 
-    /// How many sequences q and the lengths say.
+    /// Returns the number of sequences that q and the lengths give.
     fn n_sequences(&self) -> Result<i32> {
         let lens = self.q_lens.or(self.kv_lens);
         let (field, n) = match (self.q.shape(), lens) {
@@ -167,7 +169,7 @@ impl<'a> AttendTensors<'a> {
         i32::try_from(n).map_err(|_| Error::refuse(FUNCTION, field, format_args!("= {n} is too large")))
     }
 
-    /// Calls `function` with the C struct. What the library cannot check, lengths of arrays, is checked here.
+    /// Calls `function` with the C struct. Checks array lengths, which the library cannot see.
     #[inline]
     pub(crate) fn with_raw(mut self, function: impl FnOnce(&sys::tandem_attend_tensors_args) -> Result<()>) -> Result<()> {
         fn tensor(tensor: &Option<TensorRef<'_>>) -> *const sys::tandem_tensor {
@@ -185,14 +187,14 @@ impl<'a> AttendTensors<'a> {
         self.raw.lse = or_null(self.lse.as_ref().map(TensorMut::as_raw));
         let result = function(&self.raw);
         if !self.raw.progress_user.is_null() {
-            // SAFETY: what progress() was given, which nobody else has meanwhile.
+            // SAFETY: the pointer is the `&mut Progress` of progress(), which this call alone holds.
             unsafe { &mut *self.raw.progress_user.cast::<Progress<'_>>() }.go_on();
         }
         result
     }
 }
 
-/// An array of n values, which the library reads without knowing how many there are.
+/// Checks that an array has n values. The library reads n values without a check.
 fn array<T>(field: &str, values: Option<&[T]>, n: i64) -> Result<*const T> {
     match values {
         None => Ok(ptr::null()),

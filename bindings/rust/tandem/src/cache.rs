@@ -13,13 +13,13 @@ use std::ptr;
 use std::sync::Arc;
 use tandem_sys as sys;
 
-/// The name of a sequence in its cache, which never uses one twice. [`Sequence`](crate::Sequence) owns one.
+/// Names a sequence in its cache. A cache never uses an id twice. A [`Sequence`](crate::Sequence) owns one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(transparent)]
 pub struct SequenceId(i64);
 
 impl SequenceId {
-    /// The id of this number; whether there is such a sequence is found out by the calls that take it.
+    /// The id with this number. Calls that take it find out whether the sequence exists.
     pub const fn from_raw(id: i64) -> Self {
         Self(id)
     }
@@ -29,18 +29,18 @@ impl SequenceId {
     }
 }
 
-/// The keys and values of many sequences, in pages with reference counts. Clones are the same cache; any thread may use it,
-/// changes are serialised by its writer lock. It keeps its engine and model alive.
+/// The keys and values of many sequences, in pages with reference counts. Clones are the same cache. Any thread may use it;
+/// a writer lock serialises changes. It keeps its engine and model alive.
 ///
-/// Calls that name a sequence return `NotFound` for an unknown or dropped one and `Busy` while a session has it in flight.
+/// Calls that name a sequence return `NotFound` if it is unknown or dropped, and `Busy` while a session has it in flight.
 #[derive(Clone, Debug)]
 pub struct Cache {
     handle: Arc<Handle<sys::tandem_cache>>,
-    pub(crate) log: Option<Arc<LogEntry>>, // after the handle: dropped after its release
+    pub(crate) log: Option<Arc<LogEntry>>, // declared after the handle, so dropped after its release
 }
 
 impl Cache {
-    /// An empty cache; memory is taken as sequences grow.
+    /// An empty cache. It takes memory as sequences grow.
     ///
     /// # Errors
     /// `Unsupported` (storage type, rotation of keys), `Capacity`, `OutOfMemory`, `InvalidArgument`.
@@ -63,7 +63,7 @@ impl Cache {
         Ok(SequenceId(id))
     }
 
-    /// A sequence with the same tokens; pages are shared and copied when one side writes.
+    /// A sequence with the same tokens. Both share pages; a page is copied when one of them writes.
     ///
     /// # Errors
     /// `InvalidState` (layers of different lengths), `Capacity`, `OutOfMemory`.
@@ -74,14 +74,14 @@ impl Cache {
         Ok(SequenceId(id))
     }
 
-    /// The cache's sequences, in the order in which they were made.
+    /// The cache's sequences, oldest first.
     ///
     /// # Errors
     /// None but those of every call.
     pub fn sequences(&self) -> Result<Vec<SequenceId>> {
         let (mut ids, mut n) = (Vec::<i64>::new(), 0);
         loop {
-            // SAFETY: a live handle; at most as many ids are written as there is room for.
+            // SAFETY: a live handle; at most `ids.len()` ids are written.
             call(|error| unsafe {
                 sys::tandem_cache_sequences(ids.as_mut_ptr(), ids.len() as i64, &mut n, self.as_ptr(), error)
             })?;
@@ -94,7 +94,7 @@ impl Cache {
         }
     }
 
-    /// Gives memory of the host store back that dropped and truncated sequences have left; returns how many bytes.
+    /// Frees host-store memory that dropped and truncated sequences have left. Returns the number of bytes.
     ///
     /// # Errors
     /// None but those of every call.
@@ -105,7 +105,7 @@ impl Cache {
         Ok(n_bytes)
     }
 
-    /// The pages that nobody else holds serve other sequences from then on; [`Cache::trim`] gives their memory back.
+    /// Removes the sequence. Pages that no other sequence holds serve other sequences; [`Cache::trim`] frees their memory.
     ///
     /// # Errors
     /// Those of every call that names a sequence.
@@ -114,7 +114,7 @@ impl Cache {
         call(|error| unsafe { sys::tandem_sequence_drop(self.as_ptr(), sequence.0, error) })
     }
 
-    /// Takes pages, and state of every session, for n_tokens more tokens in every layer.
+    /// Takes pages, and every session's state, for `n_tokens` more tokens in every layer.
     ///
     /// # Errors
     /// `Capacity`, `OutOfMemory`.
@@ -123,16 +123,16 @@ impl Cache {
         call(|error| unsafe { sys::tandem_sequence_reserve(self.as_ptr(), sequence.0, n_tokens, error) })
     }
 
-    /// Keeps the first n_tokens tokens of every layer; speculative tokens are given up.
+    /// Keeps the first `n_tokens` tokens of every layer and drops speculative tokens.
     ///
     /// # Errors
-    /// `InvalidArgument` (more than there are).
+    /// `InvalidArgument` (more tokens than the sequence has).
     pub fn truncate(&self, sequence: SequenceId, n_tokens: i64) -> Result<()> {
         // SAFETY: a live handle.
         call(|error| unsafe { sys::tandem_sequence_truncate(self.as_ptr(), sequence.0, n_tokens, error) })
     }
 
-    /// Removes tokens `first` to `first + n_tokens`. With `shift_positions` the positions of later tokens move down.
+    /// Removes tokens `first` to `first + n_tokens - 1`. With `shift_positions` the positions of later tokens move down.
     ///
     /// # Errors
     /// `Unsupported` (a shift of keys that the caller has rotated), `InvalidArgument`, `InvalidState`.
@@ -143,7 +143,7 @@ impl Cache {
     }
 
     /// Appends k `[n_tokens, n_kv_heads, k_head_dim]` and v `[n_tokens, n_kv_heads, v_head_dim]` to one layer without
-    /// attending; v is `None` where it aliases k.
+    /// attending. v is `None` where V aliases K.
     ///
     /// # Errors
     /// `Capacity`, `OutOfMemory`, `InvalidArgument`.
@@ -153,10 +153,10 @@ impl Cache {
         call(|error| unsafe { sys::tandem_sequence_append(self.as_ptr(), sequence.0, layer_idx, k, v, stream, error) })
     }
 
-    /// The same where the layer keeps hidden states: x `[n_tokens, hidden_dim]`, f32, f16 or bf16.
+    /// The same for a layer that keeps hidden states. x is `[n_tokens, hidden_dim]` of f32, f16 or bf16.
     ///
     /// # Errors
-    /// As [`Cache::append`]; `InvalidArgument` where the layer keeps none.
+    /// As [`Cache::append`]; `InvalidArgument` if the layer keeps no hidden states.
     pub fn append_x(
         &self,
         sequence: SequenceId,
@@ -170,19 +170,20 @@ impl Cache {
         call(|error| unsafe { sys::tandem_sequence_append_x(self.as_ptr(), sequence.0, layer_idx, k, v, x, stream, error) })
     }
 
-    /// Reads hidden states of tokens from `first` on of one layer back, as many as x has room for.
+    /// Reads back the hidden states of one layer, from token `first` on, as many tokens as x has room for.
     ///
     /// # Errors
-    /// `InvalidArgument`: beyond the end, another shape, or a layer that keeps none.
+    /// `InvalidArgument`: beyond the end, a wrong shape, or a layer that keeps no hidden states.
     pub fn read_x(&self, sequence: SequenceId, layer_idx: i32, first: i64, x: TensorMut<'_>) -> Result<()> {
         // SAFETY: a live handle and a tensor of exclusively borrowed memory.
         call(|error| unsafe { sys::tandem_sequence_read_x(x.as_raw(), self.as_ptr(), sequence.0, layer_idx, first, error) })
     }
 
-    /// Reads tokens from `first` on of one layer back, as many as k and v have room for; either may be `None`.
+    /// Reads back K and V of one layer, from token `first` on, as many tokens as k and v have room for. Either may be
+    /// `None`.
     ///
     /// # Errors
-    /// `InvalidArgument`: beyond the end, another shape, or neither k nor v.
+    /// `InvalidArgument`: beyond the end, a wrong shape, or neither k nor v.
     pub fn read(
         &self,
         sequence: SequenceId,
@@ -196,7 +197,7 @@ impl Cache {
         call(|error| unsafe { sys::tandem_sequence_read(k, v, self.as_ptr(), sequence.0, layer_idx, first, error) })
     }
 
-    /// Committed tokens of one layer.
+    /// Number of committed tokens of one layer.
     ///
     /// # Errors
     /// `InvalidArgument` (`layer_idx`).
@@ -229,7 +230,7 @@ impl Cache {
         Ok(CacheStats::from_raw(&stats))
     }
 
-    /// The handle, for functions of `tandem-sys`; released with the last clone.
+    /// The handle, for functions of `tandem-sys`. It is released with the last clone.
     pub fn as_ptr(&self) -> *mut sys::tandem_cache {
         self.handle.get()
     }

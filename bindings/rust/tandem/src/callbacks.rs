@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-//! What the library calls: a log and an allocator. A panic in either stays on this side.
+//! Callbacks that the library calls: log, progress and allocator. A panic in one does not unwind into the library.
 use crate::raw::address;
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use tandem_sys as sys;
 
-/// How much a message matters.
+/// The severity of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum LogLevel {
@@ -26,16 +26,15 @@ pub enum LogLevel {
     Other(i32),
 }
 
-/// Gets the library's messages, from any of its threads. It must not call into the library, and that it panics is ignored.
+/// Receives the library's messages, from any of its threads. It must not call the library. A panic in it is ignored.
 pub type Log = Arc<dyn Fn(LogLevel, &str) + Send + Sync>;
 
-/// Logs of live engines. The library is given a number instead of a pointer: a message that comes after the last owner is
-/// gone finds nothing.
+/// Logs of live engines. The library gets a number instead of a pointer, so a late message finds no entry.
 static LOGS: RwLock<Option<BTreeMap<usize, Log>>> = RwLock::new(None);
-/// Numbers are never used twice.
+/// The next number. No number is used twice.
 static NEXT_LOG: AtomicUsize = AtomicUsize::new(1);
 
-/// An entry of `LOGS`, removed when the engine's last owner on this side is dropped.
+/// An entry of `LOGS`. It is removed when the engine's last owner in Rust is dropped.
 #[derive(Debug)]
 pub(crate) struct LogEntry(usize);
 
@@ -46,18 +45,18 @@ impl LogEntry {
         Arc::new(Self(number))
     }
     pub(crate) fn user(&self) -> *mut c_void {
-        self.0 as *mut c_void // a number, never followed
+        self.0 as *mut c_void // a number, which is never dereferenced
     }
 }
 
 impl Drop for LogEntry {
     fn drop(&mut self) {
         let removed = LOGS.write().unwrap_or_else(PoisonError::into_inner).as_mut().and_then(|logs| logs.remove(&self.0));
-        drop(removed); // outside the lock: what the closure holds may be another engine
+        drop(removed); // outside the lock, because the closure may hold another engine
     }
 }
 
-/// Runs code of the caller for the library. What a panic carries is forgotten: dropping it may panic again.
+/// Runs a callback of the caller for the library. A panic's payload is leaked, because dropping it may panic again.
 fn contain<T>(body: impl FnOnce() -> T) -> Option<T> {
     catch_unwind(AssertUnwindSafe(body)).map_err(std::mem::forget).ok()
 }
@@ -79,14 +78,15 @@ pub(crate) unsafe extern "C" fn log_entry(level: i32, message: *const c_char, us
             sys::TANDEM_LOG_INFO => LogLevel::Info,
             other => LogLevel::Other(other),
         };
-        // SAFETY: the library passes a text that lives until this returns.
+        // SAFETY: the library passes a text that lives until this function returns.
         log(level, &unsafe { CStr::from_ptr(message) }.to_string_lossy());
     });
 }
 
 type Listener<'a> = dyn FnMut(i64, i64) -> ControlFlow<()> + Send + Sync + 'a;
 
-/// What [`Attend::progress`](crate::Attend::progress) calls with the work done and the work there is, in units of no fixed size.
+/// The callback of [`Attend::progress`](crate::Attend::progress). It gets the work done and the work in all, in units of no
+/// fixed size.
 pub struct Progress<'a> {
     listener: Box<Listener<'a>>,
     panic: Option<Box<dyn Any + Send>>,
@@ -103,7 +103,7 @@ impl<'a> Progress<'a> {
     pub fn new(listener: impl FnMut(i64, i64) -> ControlFlow<()> + Send + Sync + 'a) -> Self {
         Self { listener: Box::new(listener), panic: None }
     }
-    /// With a panic that the call has kept from the library's frames.
+    /// Continues a panic that was caught before it reached the library's frames.
     pub(crate) fn go_on(&mut self) {
         if let Some(panic) = self.panic.take() {
             resume_unwind(panic);
@@ -112,7 +112,7 @@ impl<'a> Progress<'a> {
 }
 
 pub(crate) unsafe extern "C" fn progress_entry(done: i64, total: i64, user: *mut c_void) -> i32 {
-    // SAFETY: the `&mut Progress` of `Attend::progress`, which the call has for itself.
+    // SAFETY: the pointer is the `&mut Progress` of `Attend::progress`, which this call alone holds.
     let progress = unsafe { &mut *user.cast::<Progress<'_>>() };
     match catch_unwind(AssertUnwindSafe(|| (progress.listener)(done, total))) {
         Ok(answer) => answer.is_break().into(),
@@ -123,22 +123,22 @@ pub(crate) unsafe extern "C" fn progress_entry(done: i64, total: i64, user: *mut
     }
 }
 
-/// Host memory of caches and sessions. A panic in [`alloc`](HostAllocator::alloc) counts as a refusal; one in
+/// Allocates host memory of caches and sessions. A panic in [`alloc`](HostAllocator::alloc) counts as a refusal. A panic in
 /// [`free`](HostAllocator::free) is ignored.
 ///
 /// # Safety
-/// `alloc` returns memory of at least `bytes` bytes, aligned to `alignment`, that nobody else uses until it is given back.
+/// `alloc` returns memory of at least `bytes` bytes, aligned to `alignment`. No other code uses it until `free`.
 pub unsafe trait HostAllocator: Sync {
-    /// `bytes` bytes aligned to `alignment`, a power of two; `None` where there are none. Any thread.
+    /// Returns `bytes` bytes aligned to `alignment`, a power of two, or `None` if there is no memory. Called on any thread.
     fn alloc(&self, bytes: usize, alignment: usize) -> Option<NonNull<u8>>;
-    /// Takes back what `alloc` gave for `bytes`. Any thread.
+    /// Frees memory that `alloc` returned for `bytes`. Called on any thread.
     ///
     /// # Safety
-    /// `data` came from `alloc` with the same `bytes` and has not been given back.
+    /// `data` came from `alloc` with the same `bytes` and has not been freed.
     unsafe fn free(&self, data: NonNull<u8>, bytes: usize);
 }
 
-/// A [`HostAllocator`] as engine options take it.
+/// A [`HostAllocator`] in the form that engine options take.
 #[derive(Clone, Copy)]
 pub struct Allocator {
     pub(crate) alloc: sys::tandem_alloc_fn,
@@ -148,11 +148,11 @@ pub struct Allocator {
 
 // SAFETY: `user` is a `&'static` of a type that is Sync.
 unsafe impl Send for Allocator {}
-// SAFETY: likewise.
+// SAFETY: as above.
 unsafe impl Sync for Allocator {}
 
 impl Allocator {
-    /// The allocator outlives every engine: memory may come back as late as the last cache goes.
+    /// The allocator must be `'static`, because memory may be freed as late as the last cache is dropped.
     pub fn new<A: HostAllocator>(allocator: &'static A) -> Self {
         Self { alloc: alloc_entry::<A>, free: free_entry::<A>, user: address(allocator) as *mut c_void }
     }
@@ -175,7 +175,7 @@ unsafe extern "C" fn free_entry<A: HostAllocator>(data: *mut c_void, bytes: usiz
     // SAFETY: as above.
     let allocator = unsafe { &*user.cast::<A>() };
     if let Some(data) = NonNull::new(data.cast()) {
-        // SAFETY: the library gives back what it was given, once.
+        // SAFETY: the library frees once what `alloc` returned.
         contain(|| unsafe { allocator.free(data, bytes) });
     }
 }
@@ -197,7 +197,7 @@ mod tests {
         let user = entry.user();
         let send = |level, text: &str| {
             let text = CString::new(text).unwrap();
-            // SAFETY: a text and the number of an entry.
+            // SAFETY: a text, and the number of an entry.
             unsafe { log_entry(level, text.as_ptr(), user) }
         };
         send(2, "one");

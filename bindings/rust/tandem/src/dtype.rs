@@ -4,7 +4,7 @@ use crate::error::static_text;
 use std::fmt;
 use tandem_sys as sys;
 
-/// Queries, outputs and states are f32, f16 or bf16; K and V may be given, stored and read in any.
+/// Queries, outputs and states are f32, f16 or bf16. K and V may be given, stored and read in any type but `Q4_64`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(i32)]
 #[non_exhaustive]
@@ -21,24 +21,24 @@ pub enum Dtype {
     Q8_0 = sys::TANDEM_Q8_0,
     /// 4-bit codes with an f16 scale for each 32 elements.
     Q4_0 = sys::TANDEM_Q4_0,
-    /// 4-bit codes with an f16 scale and minimum for each 64 elements; for hidden states alone.
+    /// 4-bit codes with an f16 scale and minimum for each 64 elements; for hidden states only.
     Q4_64 = sys::TANDEM_Q4_64,
 }
 
 impl Dtype {
-    /// Every type, in the order of their numbers.
+    /// All types, in the order of their numbers.
     pub const ALL: [Self; 7] = [Self::F32, Self::F16, Self::Bf16, Self::E4m3, Self::Q8_0, Self::Q4_0, Self::Q4_64];
 
-    /// `"f32"`, `"q8_0"`, ...
+    /// The type's name: `"f32"`, `"q8_0"`, ...
     pub fn name(self) -> &'static str {
         // SAFETY: the function returns NULL or a constant text.
         unsafe { static_text(sys::tandem_dtype_name(self as i32)) }.unwrap_or("unknown")
     }
-    /// The type of this name.
+    /// The type with this name.
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|dtype| dtype.name() == name)
     }
-    /// Bytes that a cache keeps of `head_dim` elements of K or V, scales included; 0 for what is no length.
+    /// Bytes that a cache stores for `head_dim` elements of K or V, scales included. 0 for an invalid length.
     pub fn row_bytes(self, head_dim: i32) -> i64 {
         // SAFETY: takes numbers.
         unsafe { sys::tandem_dtype_row_bytes(self as i32, head_dim) }
@@ -55,11 +55,11 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// What a tensor's slice consists of: an element, or a block of elements. Any bytes are a value of each of these types.
+/// The value type of a tensor's slice: an element, or a block of elements. Any bytes are a valid value.
 pub trait Element: sealed::Sealed + Copy + Send + Sync + 'static {
-    /// The type as tensors name it.
+    /// The tensor's element type.
     const DTYPE: Dtype;
-    /// Elements in one value: more than 1 for blocks.
+    /// Elements in one value; more than 1 for blocks.
     const LEN: usize;
 }
 
@@ -93,17 +93,18 @@ elements! {
     /// 64 elements: an f16 scale, an f16 minimum and 32 bytes of two codes.
     BlockQ4_64([u8; 36]), 2, Q4_64, 64;
 }
-// Views of slices of bits, for crates with floats of their own.
+// Views of bit slices, for crates with their own float types.
 macro_rules! of_bits {
     ($($name:ident($bits:ty))+) => {$(
         impl $name {
-            /// The same values, as a slice of this type. Floats of the crate `half` give their bits without unsafe code:
+            /// The same values as a slice of this type. Floats of the crate `half` give their bits without unsafe code:
             /// `F16::of_bits(values.reinterpret_cast())`, with its trait `HalfFloatSliceExt`.
             pub fn of_bits(bits: &[$bits]) -> &[Self] {
-                // SAFETY: the type has one member, of that type, and the same size and alignment; any bits are a value.
+                // SAFETY: the type's one member is of this type, with the same size and alignment; any bits are a valid
+                // value.
                 unsafe { std::slice::from_raw_parts(bits.as_ptr().cast(), bits.len()) }
             }
-            /// The same values, to be written.
+            /// The same values, for writing.
             pub fn of_bits_mut(bits: &mut [$bits]) -> &mut [Self] {
                 // SAFETY: as above, and borrowed exclusively.
                 unsafe { std::slice::from_raw_parts_mut(bits.as_mut_ptr().cast(), bits.len()) }

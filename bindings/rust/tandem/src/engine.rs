@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-//! The engine, and what a build and a machine can do.
+//! The engine, and queries about the build and the machine.
 use crate::attend_tensors::AttendTensors;
 use crate::callbacks::LogEntry;
 use crate::error::{call, static_text, text, Error, Result};
@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tandem_sys as sys;
 
-/// The processors: a pool of CPU workers and, where a backend is named, a device. Clones are the same engine; any thread may
+/// The processors: a pool of CPU workers and, if a backend is named, a device. Clones are the same engine. Any thread may
 /// use it at any time. Caches and sessions keep it alive.
 #[derive(Clone, Debug)]
 pub struct Engine {
@@ -26,7 +26,7 @@ pub struct Engine {
     pub(crate) log: Option<Arc<LogEntry>>,
 }
 
-/// That the loaded library lays out its structs as these crates do.
+/// Checks that the loaded library lays out its structs as these crates do.
 pub(crate) fn check_abi() -> Result<()> {
     // SAFETY: takes and returns numbers.
     let fingerprint = unsafe { sys::tandem_abi_fingerprint(sys::TANDEM_VERSION_MINOR) };
@@ -53,13 +53,13 @@ impl Engine {
         check_abi()?;
         let log = options.log.clone().map(LogEntry::new);
         let handle = options.with_raw(log.as_ref(), |raw| {
-            // SAFETY: texts live during the call; callbacks take the user pointers given with them.
+            // SAFETY: texts live during the call; each callback takes the user pointer given with it.
             Handle::create(|engine, error| unsafe { sys::tandem_engine_create(engine, raw, error) })
         })?;
         Ok(Self { handle: Arc::new(handle), log })
     }
 
-    /// Waits until background work has finished; `None`: for ever.
+    /// Waits until background work has finished. `None`: for ever.
     ///
     /// # Errors
     /// `Timeout`.
@@ -80,14 +80,15 @@ impl Engine {
         })
     }
 
-    /// o = softmax(logits) V and its lse over K and V where they lie, without a cache. Calls of one engine run one after another.
+    /// Computes o = softmax(logits) V and its lse over the caller's K and V, without a cache or a copy. Calls of one engine
+    /// run one after another.
     ///
     /// # Errors
-    /// `InvalidArgument` (shapes, strides, an output that overlaps an input), `Unsupported` (head dims without kernels, `q4_64`),
-    /// `Capacity`, `OutOfMemory`, `Cancelled` (o and lse may be written in part).
+    /// `InvalidArgument` (shapes, strides, an output that overlaps an input), `Unsupported` (head dims without kernels,
+    /// `q4_64`), `Capacity`, `OutOfMemory`, `Cancelled` (part of o and lse may be written).
     #[inline]
     pub fn attend_tensors(&self, args: AttendTensors<'_>) -> Result<()> {
-        // SAFETY: a live handle; arrays have the lengths that the struct says, tensors are of borrowed memory, outputs
+        // SAFETY: a live handle; arrays have the lengths that the struct says; tensors are borrowed memory, outputs
         // exclusively.
         args.with_raw(|raw| call(|error| unsafe { sys::tandem_attend_tensors(self.as_ptr(), raw, error) }))
     }
@@ -95,7 +96,7 @@ impl Engine {
     /// Merges states over disjoint keys: o `[n_tokens, n_heads, head_dim]` and lse `[n_tokens, n_heads]` of each.
     ///
     /// # Errors
-    /// `InvalidArgument`: no states, or shapes and types that do not fit.
+    /// `InvalidArgument`: no states, or shapes and types that do not match.
     pub fn merge(
         &self,
         o_out: TensorMut<'_>,
@@ -105,7 +106,7 @@ impl Engine {
         self.merge_raw(o_out.as_raw(), lse_out.as_raw(), states.iter().map(|state| (state.0.as_raw(), state.1.as_raw())))
     }
 
-    /// The same into the first state: `o` and `lse` are read and written.
+    /// Merges `others` into the first state: `o` and `lse` are read and written.
     ///
     /// # Errors
     /// As [`Engine::merge`].
@@ -125,12 +126,12 @@ impl Engine {
         let n = i32::try_from(o.len())
             .map_err(|_| Error::refuse("tandem_merge", "n_states", format_args!("= {} is too large", o.len())))?;
         let (o, lse, none) = (o.as_ptr(), lse.as_ptr(), ptr::null_mut());
-        // SAFETY: tensors of borrowed memory, n_states each.
+        // SAFETY: tensors of borrowed memory; n pointers in each array.
         call(|error| unsafe { sys::tandem_merge(o_out, lse_out, o, lse, n, self.as_ptr(), none, error) })
     }
 
-    /// What a cache with one session and sequences of `kv_lens` tokens will hold, without allocating anything. `None`:
-    /// defaults. That a cap is exceeded is said by [`Plan::exceeds`].
+    /// Plans the memory of a cache with one session and sequences of `kv_lens` tokens, without allocating any. `None`:
+    /// defaults. If a cap would be exceeded, [`Plan::exceeds`] says so.
     ///
     /// # Errors
     /// Those of creating the cache and the session.
@@ -162,10 +163,10 @@ impl Engine {
         })
     }
 
-    /// Whether the engine can serve such a layer, cache and session (`None`: not asked about).
+    /// Checks whether the engine can serve such a layer, cache and session. `None` is not checked.
     ///
     /// # Errors
-    /// What the create call would return, with the reason.
+    /// The error that the create call would return, with the reason.
     pub fn supports(
         &self,
         layer: Option<&LayerOptions>,
@@ -181,7 +182,7 @@ impl Engine {
         })
     }
 
-    /// The handle, for functions of `tandem-sys`; released with the last clone.
+    /// The handle, for functions of `tandem-sys`. It is released with the last clone.
     pub fn as_ptr(&self) -> *mut sys::tandem_engine {
         self.handle.get()
     }
@@ -216,7 +217,7 @@ pub fn cpu_isa_names() -> impl Iterator<Item = &'static str> {
     (0..).map_while(|idx| unsafe { static_text(sys::tandem_cpu_isa_name(idx)) })
 }
 
-/// Whether this processor has that instruction set.
+/// Returns whether this processor has the named instruction set.
 pub fn cpu_isa_available(name: &str) -> bool {
     // SAFETY: a text that lives during the call.
     CString::new(name).map_or(false, |name| unsafe { sys::tandem_cpu_isa_available(name.as_ptr()) } == 1)

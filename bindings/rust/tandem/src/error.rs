@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
-//! What a failed call says.
+//! Errors of failed calls.
 use std::ffi::CStr;
 use std::fmt;
 use std::os::raw::c_char;
 use std::ptr;
 use tandem_sys as sys;
 
-/// What a call of this crate returns.
+/// The result of this crate's calls.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 macro_rules! statuses {
@@ -38,7 +38,7 @@ statuses! {
     InvalidHandle = TANDEM_ERROR_INVALID_HANDLE,
     /// The object cannot do this now (open step, uneven layers, child after fork).
     InvalidState = TANDEM_ERROR_INVALID_STATE,
-    /// A valid request that this build or machine has no implementation for.
+    /// A valid request that this build or machine does not implement.
     Unsupported = TANDEM_ERROR_UNSUPPORTED,
     /// The operating system or the caller's allocator refused memory.
     OutOfMemory = TANDEM_ERROR_OUT_OF_MEMORY,
@@ -48,7 +48,7 @@ statuses! {
     Busy = TANDEM_ERROR_BUSY,
     /// No such sequence, policy, instruction set or backend.
     NotFound = TANDEM_ERROR_NOT_FOUND,
-    /// The caller asked to stop: a flag that it set, or its callback.
+    /// The caller asked to stop, by its flag or its callback.
     Cancelled = TANDEM_ERROR_CANCELLED,
     /// The given time has passed.
     Timeout = TANDEM_ERROR_TIMEOUT,
@@ -74,7 +74,7 @@ impl Status {
     }
 }
 
-/// A failed call: status, field and message, as the library gives them.
+/// A failed call: status, field and message from the library.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Error {
     status: Status,
@@ -84,11 +84,11 @@ pub struct Error {
 }
 
 impl Error {
-    /// What kind of failure it is.
+    /// The reason for the failure.
     pub fn status(&self) -> Status {
         self.status
     }
-    /// The option or parameter that was refused, `""` where none applies.
+    /// The option or parameter that was refused; `""` if none applies.
     pub fn field(&self) -> &str {
         &self.field
     }
@@ -96,7 +96,7 @@ impl Error {
     pub fn message(&self) -> &str {
         &self.message
     }
-    /// errno, CUDA result or other code of the layer below; 0 where none applies.
+    /// errno, CUDA result or other code of the layer below; 0 if none applies.
     pub fn underlying(&self) -> i64 {
         self.underlying
     }
@@ -108,7 +108,7 @@ impl Error {
         Self { status: Status::InvalidArgument, underlying: 0, field: field.to_string(), message }
     }
 
-    /// A failure of a file.
+    /// The error of a failed file operation.
     #[cold]
     pub(crate) fn of_io(function: &str, field: &str, error: &std::io::Error) -> Self {
         let message = format!("{function}: {field}: {error}");
@@ -118,7 +118,7 @@ impl Error {
 
     #[cold]
     fn take(status: i32, error: *mut sys::tandem_error) -> Self {
-        // SAFETY: the error functions take NULL or an error object, whose texts live until its release.
+        // SAFETY: the error functions take NULL or an error object; its texts live until its release.
         unsafe {
             let text = |pointer: *const c_char| CStr::from_ptr(pointer).to_string_lossy().into_owned();
             let (field, message) = (text(sys::tandem_error_field(error)), text(sys::tandem_error_message(error)));
@@ -137,7 +137,7 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-/// Runs a function of the ABI, which gets the place for its error object.
+/// Runs a function of the ABI, which gets a pointer for its error object.
 #[inline]
 pub(crate) fn call(function: impl FnOnce(*mut *mut sys::tandem_error) -> i32) -> Result<()> {
     let mut error = ptr::null_mut();
@@ -147,7 +147,7 @@ pub(crate) fn call(function: impl FnOnce(*mut *mut sys::tandem_error) -> i32) ->
     }
 }
 
-/// The text of a function that fills a buffer: asked for its size, then for itself.
+/// Returns the text that `fill` writes. Asks for the size first, then for the text.
 pub(crate) fn text(fill: impl Fn(*mut c_char, usize, *mut usize, *mut *mut sys::tandem_error) -> i32) -> Result<String> {
     let mut needed = 0;
     call(|error| fill(ptr::null_mut(), 0, &mut needed, error))?;

@@ -5,7 +5,7 @@ use std::fmt;
 use std::ptr::{self, NonNull};
 use tandem_sys as sys;
 
-/// A handle type and the function that gives up the caller's reference.
+/// A handle type with the function that releases the caller's reference.
 pub(crate) trait Released {
     const RELEASE: unsafe extern "C" fn(*mut Self);
 }
@@ -27,14 +27,14 @@ impl Released for sys::tandem_weights {
 
 pub(crate) struct Handle<T: Released>(NonNull<T>);
 
-// SAFETY: a handle may be used and released by any thread. What may not happen at the same time is kept apart by the types
-// that own handles: calls on a session take `&mut Session`.
+// SAFETY: any thread may use and release a handle. The types that own handles prevent forbidden concurrency: calls on a
+// session take `&mut Session`.
 unsafe impl<T: Released> Send for Handle<T> {}
-// SAFETY: likewise.
+// SAFETY: as above.
 unsafe impl<T: Released> Sync for Handle<T> {}
 
 impl<T: Released> Handle<T> {
-    /// What `create` puts into its first argument.
+    /// The handle that `create` stores into its first argument.
     pub(crate) fn create(create: impl FnOnce(*mut *mut T, *mut *mut sys::tandem_error) -> i32) -> Result<Self> {
         let mut handle = ptr::null_mut();
         call(|error| create(&mut handle, error))?;
@@ -45,7 +45,7 @@ impl<T: Released> Handle<T> {
     }
 }
 
-/// The address: the library is not asked.
+/// Shows the address. The library is not called.
 impl<T: Released> fmt::Debug for Handle<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Pointer::fmt(&self.0, f)

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 //! Attention over key/value caches larger than the GPU: the safe layer over Tandem's C ABI (`tandem-sys`).
 //!
-//! An [`Engine`] owns the processors, a [`Model`] the geometry of the layers, a [`Cache`] the keys and values of many
-//! sequences, a [`Session`] how they are attended; [`Session::attend`] is the one call that matters. Names and options are
-//! those of `tandem/tandem.h`, which says more about each.
+//! An [`Engine`] owns the processors. A [`Model`] holds the geometry of the layers. A [`Cache`] holds the keys and values of
+//! many sequences. A [`Session`] says how they are attended; [`Session::attend`] is the call that does the work. Names and
+//! options are those of `tandem/tandem.h`, which says more about each.
 //!
 //! ```
 #![doc = include_str!("../examples/smallest.rs")]
@@ -11,22 +11,21 @@
 //!
 //! # Ownership
 //!
-//! [`Engine`], [`Model`] and [`Cache`] are references that can be cloned; the library counts its own: a session keeps its
-//! cache alive and a cache its engine and model, so values may be dropped in any order.
+//! [`Engine`], [`Model`] and [`Cache`] are references that can be cloned. The library counts references, so a session keeps
+//! its cache alive, and a cache its engine and model. Values may be dropped in any order.
 //!
-//! A sequence is a [`SequenceId`], a name that is copied, or a [`Sequence`], which drops the sequence with itself.
+//! A [`SequenceId`] is a name, which can be copied. A [`Sequence`] owns its sequence and drops it with itself.
 //!
 //! # Options
 //!
-//! Structs of options have public members and a setter for each: `SessionOptions::new().policy("hgca").window_tokens(512)`.
-//! They are `#[non_exhaustive]`: new members come with new versions, so no program outside of this crate writes them as
-//! literals.
+//! Option structs have public members and a setter for each: `SessionOptions::new().policy("hgca").window_tokens(512)`. They
+//! are `#[non_exhaustive]`, because new versions add members, so other crates cannot write them as literals.
 //!
 //! # The library
 //!
-//! `tandem-sys` finds `libtandem.so` when it is built: in `$TANDEM_LIB_DIR`, else through pkg-config. A program (`cargo
-//! run`, `cargo test` too) needs it again when it starts: where the loader does not search that folder, set
-//! `LD_LIBRARY_PATH` to it. After an install to `/usr/local`, `sudo ldconfig` does it once.
+//! `tandem-sys` finds `libtandem.so` at build time: in `$TANDEM_LIB_DIR`, else through pkg-config. A program (`cargo run`
+//! and `cargo test` too) needs the library again when it starts. If the loader does not search its folder, set
+//! `LD_LIBRARY_PATH` to that folder. After an install to `/usr/local`, run `sudo ldconfig` once.
 //!
 //! # Threads
 //!
@@ -42,18 +41,18 @@
 //!
 //! # Memory
 //!
-//! Tensors in host memory are borrowed slices whose shape and strides are checked against the slice's length when the view
-//! is made: no safe call reads or writes outside of it. What is in device memory enters through `unsafe` functions
+//! A tensor in host memory is a borrowed slice. Shape and strides are checked against the slice's length when the view is
+//! made, so no safe call reads or writes outside of the slice. Device memory enters through `unsafe` functions
 //! ([`TensorRef::from_raw`], [`TensorMut::from_raw`], [`Attend::on_stream`], [`Session::step_on`],
 //! [`Projection::on_device`], [`Weights::block_on`]).
 //!
 //! # Errors
 //!
-//! Every call that can fail returns [`Error`] with a [`Status`], the field that was refused and a line that names field and
-//! value. A failing call changes nothing. Callbacks that panic do not unwind into the library: see [`EngineOptions::log`]
-//! and [`HostAllocator`].
+//! Every call that can fail returns an [`Error`] with a [`Status`], the refused field, and a line that names field and
+//! value. A failing call changes nothing. Panics in callbacks do not unwind into the library: see [`EngineOptions::log`] and
+//! [`HostAllocator`].
 
-#![warn(missing_docs, unsafe_op_in_unsafe_fn)] // the second for Rust before 1.74, which does not read [lints]
+#![warn(missing_docs, unsafe_op_in_unsafe_fn)] // the second is for Rust before 1.74, which does not read [lints]
 
 #[macro_use]
 mod setters;

@@ -18,24 +18,24 @@ impl Model {
     /// A model of these layers.
     ///
     /// # Errors
-    /// `InvalidArgument` (`layers[i].member`; `sinks` and `rope_inv_freq` of another length than the layer has), `Unsupported`
-    /// (a head_dim or combination without kernels).
+    /// `InvalidArgument` (`layers[i].member`; `sinks` or `rope_inv_freq` with a wrong length), `Unsupported` (a
+    /// `k_head_dim`, or a combination, without kernels).
     pub fn new(layers: &[LayerOptions]) -> Result<Self> {
         check_abi()?;
         let held = layers.iter().map(LayerOptions::raw).collect::<Result<Vec<_>>>()?;
         let raw: Vec<_> = held.iter().map(|layer| layer.raw).collect();
-        let n_layers = i32::try_from(raw.len()).unwrap_or(i32::MAX); // more than the library takes anyway
+        let n_layers = i32::try_from(raw.len()).unwrap_or(i32::MAX); // the library refuses that many anyway
         let handle = Handle::create(|model, error| {
-            // SAFETY: n_layers structs, whose arrays live in `layers` and `held` and have the lengths that the structs say.
+            // SAFETY: n_layers structs. Their arrays live in `layers` and `held` and have the lengths that the structs say.
             unsafe { sys::tandem_model_create(model, raw.as_ptr(), n_layers, error) }
         })?;
         Ok(Self { handle: Arc::new(handle), n_layers: layers.len() })
     }
-    /// Its number of layers.
+    /// Number of layers.
     pub fn n_layers(&self) -> usize {
         self.n_layers
     }
-    /// The handle, for functions of `tandem-sys`; released with the last clone.
+    /// The handle, for functions of `tandem-sys`. It is released with the last clone.
     pub fn as_ptr(&self) -> *mut sys::tandem_model {
         self.handle.get()
     }

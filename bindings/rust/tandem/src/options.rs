@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-//! Options as plain structs: those of engines and layers, and what the tables of the others (option_tables.rs) are made of.
+//! Options as plain structs: those of engines and layers, and helpers for the generated ones (option_tables.rs).
 //!
-//! Members have the names and meanings of the C ABI, and numbers its defaults. Each struct is turned into its C counterpart,
-//! which borrows from it, for the time of one call.
+//! Members have the names, meanings and numeric defaults of the C ABI. For each call, a struct is turned into its C
+//! counterpart, which borrows from it.
 use crate::callbacks::{Allocator, Log, LogEntry};
 use crate::error::{Error, Result};
 use crate::projection::Projection;
@@ -19,26 +19,26 @@ use tandem_sys as sys;
 #[repr(i32)]
 #[non_exhaustive]
 pub enum Rope {
-    /// Keys and queries arrive as they are to be used.
+    /// Keys and queries arrive ready for use.
     #[default]
     Caller = sys::TANDEM_ROPE_CALLER,
-    /// Rotated by the library: dim i pairs with i + rope_dims / 2.
+    /// The library rotates: dim i pairs with i + `rope_dims` / 2.
     Halves = sys::TANDEM_ROPE_HALVES,
-    /// Likewise: dim 2 i pairs with 2 i + 1.
+    /// The library rotates: dim 2 i pairs with 2 i + 1.
     Interleaved = sys::TANDEM_ROPE_INTERLEAVED,
 }
 
-/// What keys are multiplied by before they are rounded.
+/// The matrix by which keys are multiplied before they are rounded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(i32)]
 #[non_exhaustive]
 pub enum Rotation {
-    /// `Hadamard` for keys in 4 bits where a layer's keys can be rotated and its hidden states are not kept, else `None`.
+    /// `Hadamard` for 4-bit keys of layers that can be rotated and keep no hidden states, else `None`.
     #[default]
     Default = sys::TANDEM_ROTATION_DEFAULT,
-    /// A Walsh-Hadamard matrix; queries follow.
+    /// A Walsh-Hadamard matrix. Queries are multiplied too.
     Hadamard = sys::TANDEM_ROTATION_HADAMARD,
-    /// Nothing.
+    /// No matrix.
     None = sys::TANDEM_ROTATION_NONE,
 }
 
@@ -58,30 +58,30 @@ fn or_null(text: &Option<CString>) -> *const c_char {
     text.as_ref().map_or(ptr::null(), |text| text.as_ptr())
 }
 
-/// How an engine is made: `EngineOptions::new().n_threads(8)`.
+/// Configures an engine: `EngineOptions::new().n_threads(8)`.
 #[derive(Clone, Default)]
 #[non_exhaustive]
 pub struct EngineOptions {
-    /// CPU workers, the calling thread included; 0: affinity mask and cgroup quota decide, and with a
-    /// backend one CPU of four or more is left to the program's thread.
+    /// CPU workers, the calling thread included. 0: from the affinity mask and cgroup quota; with a backend, one CPU of four
+    /// or more is left to the program's thread.
     pub n_threads: i32,
     /// `"amx"`, `"avx3"`, `"avx2"`, ...: exactly this instruction set; `None`: `$TANDEM_CPU_ISA`, else the best.
     pub cpu_isa: Option<String>,
     /// Device backend: `"cuda"`; `None`: the CPU does every part.
     pub backend: Option<String>,
-    /// Absolute path of the backend's file, the only one tried.
+    /// Absolute path of the backend's file. No other file is tried.
     pub backend_path: Option<String>,
     /// Host memory of caches and sessions; `None`: huge-page-friendly mappings.
     pub allocator: Option<Allocator>,
-    /// Gets the library's messages; `None`: silent. It lives until the last [`Engine`](crate::Engine),
-    /// [`Cache`](crate::Cache) and [`Session`](crate::Session) made from this engine is dropped.
+    /// Receives the library's messages; `None`: silent. It lives until the last [`Engine`](crate::Engine),
+    /// [`Cache`](crate::Cache) and [`Session`](crate::Session) of this engine is dropped.
     pub log: Option<Log>,
-    /// How long idle workers spin before they sleep; `None`: 50 us.
+    /// Time that idle workers spin before they sleep; `None`: 50 us.
     pub spin: Option<Duration>,
     /// Whether each worker is bound to a core; `None`: yes.
     pub pin_threads: Option<bool>,
-    /// Query rows of a KV head from which a call goes through matrix products; 0: by instruction set, from a table, so that
-    /// every process gets the same bits; -1: as the process's first such engine measures.
+    /// Fewest query rows of a KV head for matrix products in a call. 0: by instruction set, from a table, so that every
+    /// process gets the same bits. -1: as the process's first such engine measures.
     pub matmul_rows: i32,
 }
 
@@ -165,11 +165,11 @@ pub struct LayerOptions {
     pub sm_scale: f32,
     /// 0: off.
     pub soft_cap: f32,
-    /// 0: off; else a query at position p sees keys at positions > p - this.
+    /// 0: off; else a query at position p sees keys at positions > p - `sliding_window_tokens`.
     pub sliding_window_tokens: i64,
     /// `[n_q_heads]` learned sink logits.
     pub sinks: Option<Vec<f32>>,
-    /// Who rotates.
+    /// Who rotates keys and queries, and how.
     pub rope: Rope,
     /// Rotated leading dims, even; 0: `k_head_dim`.
     pub rope_dims: i32,
@@ -181,11 +181,11 @@ pub struct LayerOptions {
     pub rope_inv_freq: Option<Vec<f32>>,
     /// 0: 1.
     pub rope_attn_factor: f64,
-    /// How K and V come from hidden states; `None`: they are not to be made of them.
+    /// How K and V are made of hidden states; `None`: they are not.
     pub projection: Option<Projection>,
 }
 
-/// A layer's C struct, and the one that it points to.
+/// A layer's C struct, and the projection that it points to.
 pub(crate) struct RawLayer {
     pub(crate) raw: sys::tandem_layer_options,
     _projection: Option<Box<sys::tandem_layer_projection>>,
@@ -227,13 +227,13 @@ setters! {
 }
 
 impl LayerOptions {
-    /// A layer of these heads; the other members are defaults.
+    /// A layer with these heads; other members are defaults.
     #[must_use]
     pub fn new(n_q_heads: i32, n_kv_heads: i32, k_head_dim: i32) -> Self {
         Self { n_q_heads, n_kv_heads, k_head_dim, ..Self::default() }
     }
 
-    /// The C structs, which point into `self`. Arrays have the lengths that the library takes them to have.
+    /// The C structs, which point into `self`. Array lengths are checked.
     pub(crate) fn raw(&self) -> Result<RawLayer> {
         let projection = self.projection.as_ref().map(|projection| projection.raw(self)).transpose()?.map(Box::new);
         let rope_dims = if self.rope_dims == 0 { self.k_head_dim } else { self.rope_dims };
@@ -268,7 +268,7 @@ pub(crate) mod tests {
     use crate::option_tables::{CacheOptions, SessionOptions};
     use std::mem::MaybeUninit;
 
-    /// What the library's init function fills in.
+    /// The struct as the library's init function fills it in.
     pub(crate) fn initialised<T>(init: unsafe extern "C" fn(*mut T)) -> T {
         let mut options = MaybeUninit::uninit();
         // SAFETY: the function fills in the whole struct.
@@ -288,7 +288,7 @@ pub(crate) mod tests {
         let cache = format!("{:?}", initialised(sys::tandem_cache_options_init));
         assert_eq!(format!("{:?}", CacheOptions::default().raw(1).unwrap()), cache);
         let mut session = initialised(sys::tandem_session_options_init);
-        assert!(session.policy.is_null() && session.route.is_null()); // which are "all" and "auto"
+        assert!(session.policy.is_null() && session.route.is_null()); // NULL means "all" and "auto"
         let check = |raw: &sys::tandem_session_options| {
             (session.policy, session.route) = (raw.policy, raw.route);
             assert_eq!(format!("{raw:?}"), format!("{session:?}"));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-//! What heads attend under the policy `"patterns"`, and files of it.
+//! What heads attend under the policy `"patterns"`, and pattern files.
 use crate::error::{call, Error, Result};
 use crate::options::pointer;
 use std::ffi::CString;
@@ -9,12 +9,12 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use tandem_sys as sys;
 
-/// Kinds of patterns, united by `|`: the head attends what any of them names.
+/// A set of pattern kinds, joined by `|`. The head attends the keys that any of them names.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct PatternKinds(u32);
 
 impl PatternKinds {
-    /// All tokens. So does a head without kinds.
+    /// All tokens. A head without kinds also attends all.
     pub const FULL: Self = Self(sys::TANDEM_PATTERN_FULL);
     /// First tokens and a window.
     pub const A_SHAPE: Self = Self(sys::TANDEM_PATTERN_A_SHAPE);
@@ -23,7 +23,7 @@ impl PatternKinds {
     /// Blocks of 64 tokens, chosen by mean logits.
     pub const BLOCK_SPARSE: Self = Self(sys::TANDEM_PATTERN_BLOCK_SPARSE);
 
-    /// Whether all of `kinds` are among these.
+    /// Returns whether this set has all of `kinds`.
     pub const fn contains(self, kinds: Self) -> bool {
         self.0 & kinds.0 == kinds.0
     }
@@ -36,7 +36,7 @@ impl BitOr for PatternKinds {
     }
 }
 
-/// Which keys the queries of an append attend in one query head. Sizes of kinds that the head does not have are 0.
+/// Says which keys the queries of an append attend in one query head. Sizes of kinds that the head does not have are 0.
 ///
 /// ```
 /// # use tandem::{HeadPattern, PatternKinds};
@@ -45,17 +45,17 @@ impl BitOr for PatternKinds {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct HeadPattern {
-    /// Whose keys are united; none: `FULL`.
+    /// Kinds of patterns, whose keys are united; none: `FULL`.
     pub kinds: PatternKinds,
-    /// Of `A_SHAPE`.
+    /// First tokens, for `A_SHAPE`.
     pub sink_tokens: i64,
-    /// Of `A_SHAPE`, 1 or more.
+    /// Window, for `A_SHAPE`: 1 or more tokens.
     pub window_tokens: i64,
-    /// Of `VERTICAL_SLASH`.
+    /// Columns, for `VERTICAL_SLASH`.
     pub vertical_tokens: i64,
-    /// Of `VERTICAL_SLASH`.
+    /// Diagonals, for `VERTICAL_SLASH`.
     pub slash_tokens: i64,
-    /// Of `BLOCK_SPARSE`.
+    /// Blocks of 64 tokens, for `BLOCK_SPARSE`.
     pub n_blocks: i64,
 }
 
@@ -101,17 +101,17 @@ impl HeadPattern {
     }
 }
 
-/// How a file of head patterns is read. All members are for files of gates: JSON has every size in it.
+/// Says how a file of head patterns is read. All members are for files of gates, because JSON files contain every size.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct PatternFileOptions {
     /// Query heads of a KV head; 0: 1.
     pub group_size: i64,
-    /// Gates from this on are of `FULL` heads; -1: the median of the file's gates.
+    /// Heads with a gate of at least this are `FULL`; -1: the median of the file's gates.
     pub threshold: f64,
-    /// Of the other heads; -1: 128.
+    /// Sinks of the other heads; -1: 128.
     pub sink_tokens: i64,
-    /// Likewise; -1: 256.
+    /// Window of the other heads; -1: 256.
     pub window_tokens: i64,
 }
 
@@ -149,7 +149,7 @@ impl PatternFileOptions {
     }
 }
 
-/// What heads attend under the policy `"patterns"`: [`SessionOptions::patterns`](crate::SessionOptions::patterns).
+/// Says what heads attend under the policy `"patterns"`: [`SessionOptions::patterns`](crate::SessionOptions::patterns).
 ///
 /// ```no_run
 /// # use tandem::{PatternFileOptions, Patterns, SessionOptions};
@@ -160,14 +160,14 @@ impl PatternFileOptions {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Patterns {
-    /// A pattern for each query head, of each layer.
+    /// One pattern for each query head of each layer.
     pub layers: Vec<Vec<HeadPattern>>,
-    /// Keys further from their query are attended as if they were at this distance; 0: no limit. The library applies RoPE then,
-    /// and all heads are `A_SHAPE` alone.
+    /// Keys farther from their query are attended as if at this distance; 0: no limit. The limit needs library RoPE and
+    /// heads of kind `A_SHAPE` alone.
     pub max_distance: i64,
 }
 
-/// The C struct, and what it points to.
+/// The C struct, and the heads that it points to.
 pub(crate) struct RawPatterns {
     pub(crate) raw: sys::tandem_patterns,
     _heads: Vec<sys::tandem_head_pattern>,
@@ -186,7 +186,7 @@ impl Patterns {
         Self::default()
     }
 
-    /// Reads a file: JSON as MInference publishes it, or gates as DuoAttention publishes them.
+    /// Reads a file of head patterns: JSON as MInference publishes it, or gates as DuoAttention publishes them.
     ///
     /// # Errors
     /// `Io` (`path`: it cannot be opened or read), `InvalidArgument` (`path`: the message names the layer and the head, or the
@@ -201,13 +201,13 @@ impl Patterns {
             let capacity = heads.len() as i64;
             call(|error| {
                 let (to, path) = (heads.as_mut_ptr(), name.as_ptr());
-                // SAFETY: `capacity` structs, each with its size; two numbers; a text; options.
+                // SAFETY: `capacity` structs with their sizes; two numbers; a text; options.
                 unsafe { sys::tandem_patterns_read(to, capacity, &mut n_heads, &mut n_layers, path, &raw, error) }
             })?;
             if n_heads <= capacity {
                 break;
             }
-            heads = vec![HeadPattern::default().raw(); n_heads as usize]; // for the second call, unless the file grows
+            heads = vec![HeadPattern::default().raw(); n_heads as usize]; // room for all, unless the file grows
         }
         let known: Vec<_> = heads[..n_heads as usize].iter().map(HeadPattern::from_raw).collect();
         Ok(Self { layers: known.chunks((n_heads / n_layers) as usize).map(<[_]>::to_vec).collect(), max_distance: 0 })

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-//! Plans: of memory, and whether it keeps within the caps; of who computes a call.
+//! Plans of memory, with the cap that they exceed, and of which processor attends a call.
 use crate::error::{text, Error, Result, Status};
 use crate::stats::{MemoryPlan, RoutePlan};
 use tandem_sys as sys;
@@ -8,14 +8,14 @@ use tandem_sys as sys;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Plan {
-    /// What will be held.
+    /// Memory that will be held.
     pub memory: MemoryPlan,
-    /// The cap that this exceeds.
+    /// The error of the exceeded cap, if there is one.
     pub exceeds: Option<Error>,
 }
 
 impl Plan {
-    /// The library fills in a plan that exceeds a cap, too.
+    /// Keeps a plan that exceeds a cap, which the library fills in too.
     pub(crate) fn new(memory: MemoryPlan, planned: Result<()>) -> Result<Self> {
         match planned {
             Ok(()) => Ok(Self { memory, exceeds: None }),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-//! How keys and values of a layer come from hidden states.
+//! How keys and values of a layer are made of hidden states.
 use crate::dtype::{Bf16, Dtype, F16};
 use crate::error::{Error, Result};
 use crate::options::{array, pointer, LayerOptions, Rope};
@@ -9,12 +9,12 @@ use std::ptr;
 use std::sync::Arc;
 use tandem_sys as sys;
 
-/// What is done to a hidden state before it is multiplied.
+/// The norm applied to a hidden state before the matrices.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(i32)]
 #[non_exhaustive]
 pub enum Norm {
-    /// Nothing.
+    /// No norm.
     #[default]
     None = sys::TANDEM_NORM_NONE,
     /// x / sqrt(mean(x^2) + eps) * weight.
@@ -23,7 +23,7 @@ pub enum Norm {
     Layer = sys::TANDEM_NORM_LAYER,
 }
 
-/// How the weights of a projection lie in memory.
+/// The memory order of a projection's weights.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(i32)]
 #[non_exhaustive]
@@ -39,26 +39,26 @@ pub enum WeightOrder {
 enum Matrices {
     F16([Arc<[F16]>; 2]),
     Bf16([Arc<[Bf16]>; 2]),
-    /// Addresses.
+    /// Addresses in device memory.
     Device(Dtype, [usize; 2]),
-    /// Of offloaded weights: a session is told which.
+    /// Blocks of offloaded weights. Each session is told which.
     Blocks(Dtype),
 }
 
-/// How keys and values of a layer come from the hidden states x of its tokens, for the route `"recompute"`:
-/// k = rotate(norm(x) W_K + b_K), v = norm(x) W_V + b_V. It is to be what the caller's model does.
+/// Says how keys and values of a layer come from the hidden states x of its tokens, for the route `"recompute"`: k =
+/// rotate(norm(x) W_K + b_K), v = norm(x) W_V + b_V. It must match the caller's model.
 #[derive(Clone, PartialEq)]
 #[non_exhaustive]
 pub struct Projection {
-    /// Of x; a multiple of 8 up to 65,536.
+    /// Length of x; a multiple of 8 up to 65,536.
     pub hidden_dim: i32,
-    /// Of both matrices.
+    /// Order of both matrices.
     pub w_order: WeightOrder,
-    /// What comes first.
+    /// Norm of x.
     pub norm: Norm,
     /// 0: 1e-5.
     pub norm_eps: f32,
-    /// How the caller rotates keys, with the layer's `rope_dims`, `rope_theta`, ...; [`Rope::Caller`]: not at all.
+    /// How the caller rotates keys, by the layer's `rope_dims`, `rope_theta`, ...; [`Rope::Caller`]: not at all.
     pub k_rope: Rope,
     /// `[n_kv_heads * k_head_dim]`.
     pub b_k: Option<Vec<f32>>,
@@ -91,28 +91,28 @@ impl Projection {
         let (b_k, b_v, norm_weight, norm_bias) = Default::default();
         Self { hidden_dim, w_order, norm, norm_eps: 0.0, k_rope, b_k, b_v, norm_weight, norm_bias, matrices }
     }
-    /// By two matrices of f16, which clones share and models copy.
+    /// A projection by two f16 matrices. Clones share them, models copy them.
     pub fn f16(hidden_dim: i32, w_k: impl Into<Arc<[F16]>>, w_v: impl Into<Arc<[F16]>>) -> Self {
         Self::of(hidden_dim, Matrices::F16([w_k.into(), w_v.into()]))
     }
-    /// The same by matrices of bf16.
+    /// The same by bf16 matrices.
     pub fn bf16(hidden_dim: i32, w_k: impl Into<Arc<[Bf16]>>, w_v: impl Into<Arc<[Bf16]>>) -> Self {
         Self::of(hidden_dim, Matrices::Bf16([w_k.into(), w_v.into()]))
     }
-    /// The same by matrices in device memory, of `dtype` f16 or bf16. Both null: as [`Projection::in_blocks`].
+    /// The same by matrices in device memory; `dtype` is f16 or bf16. Two null pointers mean [`Projection::in_blocks`].
     ///
     /// # Safety
-    /// Both stay as they are while a model that is made with this projection, or a cache or session of it, lives.
+    /// Both matrices stay unchanged while a model of this projection, or a cache or session of that model, lives.
     pub unsafe fn on_device(hidden_dim: i32, dtype: Dtype, w_k: *const c_void, w_v: *const c_void) -> Self {
         Self::of(hidden_dim, Matrices::Device(dtype, [w_k as usize, w_v as usize]))
     }
-    /// By matrices of `dtype`, f16 or bf16, that are blocks of offloaded weights: each session is told which, by
-    /// [`Session::use_weights`](crate::Session::use_weights).
+    /// A projection by matrices that are blocks of offloaded weights; `dtype` is f16 or bf16.
+    /// [`Session::use_weights`](crate::Session::use_weights) tells each session which blocks.
     pub fn in_blocks(hidden_dim: i32, dtype: Dtype) -> Self {
         Self::of(hidden_dim, Matrices::Blocks(dtype))
     }
 
-    /// The C struct, which points into `self`. Arrays have the lengths that the library takes them to have.
+    /// The C struct, which points into `self`. Array lengths are checked.
     pub(crate) fn raw(&self, layer: &LayerOptions) -> Result<sys::tandem_layer_projection> {
         let v_head_dim = if layer.v_head_dim == 0 { layer.k_head_dim } else { layer.v_head_dim };
         let columns = [layer.k_head_dim, v_head_dim].map(|dim| i64::from(layer.n_kv_heads) * i64::from(dim));

@@ -1,19 +1,20 @@
 // SPDX-License-Identifier: MIT
-//! What the policy `"hip"` prunes.
+//! Options of the policy `"hip"`.
 use crate::error::Result;
 use crate::options::{c_text, pointer};
 use std::ffi::CString;
 use std::mem::size_of;
 use tandem_sys as sys;
 
-/// How a stage gives a chunk its score.
+/// The way in which a stage scores a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(i32)]
 #[non_exhaustive]
 pub enum Judge {
     /// The logit of one key, which each query head finds by halving the chunk. Reads few keys; may miss a single strong key.
     Descent = sys::TANDEM_JUDGE_DESCENT,
-    /// An upper bound of the chunk's logits. The library keeps 4 * `k_head_dim` bytes per chunk and KV head for it.
+    /// An upper bound of the chunk's logits. For these bounds the library keeps 4 * `k_head_dim` bytes per chunk and KV
+    /// head.
     Bounds = sys::TANDEM_JUDGE_BOUNDS,
     /// The largest logit in the chunk. Reads every key.
     Exact = sys::TANDEM_JUDGE_EXACT,
@@ -28,21 +29,21 @@ pub enum Judge {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct PruningStage {
-    /// How chunks get their scores.
+    /// How chunks are scored.
     pub judge: Judge,
-    /// Queries of an append that share a list: a power of two up to 64, and no more than in the stage before; 0: 64.
+    /// Queries of an append that share a list: a power of two up to 64, at most that of the stage before; 0: 64.
     pub query_block: i32,
-    /// For the last stage: half of `keep_tokens` is kept by score, and with each such chunk the chunk behind it.
+    /// Last stage only: half of `keep_tokens` is kept by score, and with each such chunk the next one.
     pub plus_next: bool,
-    /// Tokens of a chunk: a power of two up to 256, and no more than in the stage before.
+    /// Tokens of a chunk: a power of two up to 256, at most that of the stage before.
     pub chunk_tokens: i64,
-    /// Tokens that the stage keeps: a multiple of `chunk_tokens`, with `plus_next` a multiple of twice that.
+    /// Tokens that the stage keeps: a multiple of `chunk_tokens`; with `plus_next` of twice `chunk_tokens`.
     pub keep_tokens: i64,
-    /// Tokens between two runs in decode calls; 0: 1, the stage runs in every call.
+    /// Tokens between two runs in decode calls; 0: 1, in every call.
     pub refresh_interval: i64,
-    /// The stage applies to queries that see at least this many tokens,
+    /// The stage applies to queries that see at least this many tokens.
     pub from_tokens: i64,
-    /// and fewer than these; 0: no limit.
+    /// The stage applies to queries that see fewer tokens than this; 0: no limit.
     pub to_tokens: i64,
 }
 
@@ -89,7 +90,7 @@ impl PruningStage {
     }
 }
 
-/// Which keys a layer's queries attend: sinks, window, and the chunks that the last stage has kept.
+/// Says which keys a layer's queries attend: sinks, window, and the chunks that the last stage has kept.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct PruningRecord {
@@ -98,7 +99,7 @@ pub struct PruningRecord {
     /// Newest tokens, always attended: at least twice the largest `chunk_tokens` plus the longest
     /// `refresh_interval` - 1; -1: 1024.
     pub window_tokens: i64,
-    /// 1 to 8, one after another.
+    /// 1 to 8 stages, in order.
     pub stages: Vec<PruningStage>,
 }
 
@@ -135,7 +136,7 @@ impl PruningRecord {
     }
 }
 
-/// What the policy `"hip"` prunes: [`SessionOptions::pruning`](crate::SessionOptions::pruning).
+/// Configures the policy `"hip"`: [`SessionOptions::pruning`](crate::SessionOptions::pruning).
 ///
 /// ```
 /// # use tandem::{Judge, Pruning, PruningRecord, PruningStage, SessionOptions};
@@ -146,15 +147,15 @@ impl PruningRecord {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Pruning {
-    /// All KV heads share one list; else each has its own.
+    /// `true`: all KV heads share one list. `false`: each has its own.
     pub shared_lists: bool,
-    /// Records of calls for which none are given: default: `"small"`; or `"3k"`, `"3k-fast"`, `"3k-flash"`, `"5k"`,
-    /// `"3k-5k"`, `"16k-shallow"`, those of the paper.
+    /// Where `decode` or `append` is empty, the records of this preset: `"small"` (the default), or the paper's `"3k"`,
+    /// `"3k-fast"`, `"3k-flash"`, `"5k"`, `"3k-5k"`, `"16k-shallow"`.
     pub preset: String,
-    /// For calls with one query of a sequence, and for speculative tokens: one record for all layers or one per layer;
-    /// empty: the preset's.
+    /// Records of calls with one query in a sequence, and of speculative tokens: one for all layers or one per layer. Empty:
+    /// the preset's.
     pub decode: Vec<PruningRecord>,
-    /// Likewise for calls with several queries of a sequence.
+    /// The same for calls with several queries in a sequence.
     pub append: Vec<PruningRecord>,
 }
 
@@ -186,7 +187,7 @@ impl RawRecords {
     }
 }
 
-/// The C struct, and what it points to.
+/// The C struct, and the texts and records that it points to.
 pub(crate) struct RawPruning {
     pub(crate) raw: sys::tandem_pruning,
     _preset: CString,
@@ -238,10 +239,10 @@ mod tests {
         let mut record = initialised(sys::tandem_pruning_record_init);
         assert!(record.stages.is_null());
         let made = PruningRecord::default().raw(&[]);
-        record.stages = made.stages; // which is not read: there are none
+        record.stages = made.stages; // never read, because there are no stages
         assert_eq!(format!("{made:?}"), format!("{record:?}"));
         let mut pruning = initialised(sys::tandem_pruning_init);
-        assert!(pruning.preset.is_null()); // which is "small"
+        assert!(pruning.preset.is_null()); // NULL means "small"
         let made = Pruning::default().raw().unwrap();
         pruning.preset = made.raw.preset;
         assert_eq!(format!("{:?}", made.raw), format!("{pruning:?}"));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-//! Addresses for the C ABI, by what Rust 1.63 has: newer versions have `ptr::from_ref` and its relatives.
+//! Addresses for the C ABI, written for Rust 1.63. Newer versions have `ptr::from_ref` and its relatives.
 use std::ptr;
 
 pub(crate) fn address<T>(value: &T) -> *const T {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-//! Sequences to files and back.
+//! Sequences in files.
 use crate::cache::{Cache, SequenceId};
 use crate::error::{call, Error, Result};
 use crate::session::Session;
@@ -15,20 +15,20 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::{mem, process, ptr, slice};
 use tandem_sys as sys;
 
-/// What is saved beside the rows of a sequence.
+/// Says what is saved beside the rows of a sequence.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Saving<'a> {
-    /// What this session of the cache has learned of the sequence is saved too.
+    /// A session of the cache; what it has learned of the sequence is saved too.
     pub session: Option<&'a Session>,
-    /// A number for the model's weights, which a load compares.
+    /// A number for the model's weights; loading compares it.
     pub model_id: u64,
-    /// More bytes, by their names.
+    /// More bytes, by name.
     pub blobs: Vec<(&'a str, &'a [u8])>,
 }
 
 impl<'a> Saving<'a> {
-    /// The rows alone.
+    /// Saves the rows alone.
     pub fn new() -> Self {
         Self::default()
     }
@@ -52,20 +52,20 @@ impl<'a> Saving<'a> {
     }
 }
 
-/// What is taken of a saved sequence beside its rows.
+/// Says what is taken from a saved sequence beside its rows.
 #[derive(Debug, Default)]
 #[non_exhaustive]
 pub struct Loading<'a> {
-    /// This session of the cache gets what the session that was saved had learned. `None`: that is read over.
+    /// A session of the cache that gets what the saved session had learned. `None`: that is skipped.
     pub session: Option<&'a Session>,
-    /// That of the save.
+    /// The number that was saved.
     pub model_id: u64,
-    /// Gets the blobs. `None`: they are read over.
+    /// Receives the blobs. `None`: they are skipped.
     pub blobs: Option<&'a mut BTreeMap<String, Vec<u8>>>,
 }
 
 impl<'a> Loading<'a> {
-    /// The rows alone.
+    /// Loads the rows alone.
     pub fn new() -> Self {
         Self::default()
     }
@@ -89,7 +89,7 @@ impl<'a> Loading<'a> {
     }
 }
 
-/// A reader or writer that the library calls, and how it failed.
+/// A reader or writer that the library calls, and how that failed.
 struct Stream<S> {
     stream: S,
     failed: Option<io::Error>,
@@ -100,7 +100,7 @@ impl<S> Stream<S> {
     fn new(stream: S) -> Self {
         Self { stream, failed: None, panic: None }
     }
-    /// Runs code of the caller; None where it has failed.
+    /// Runs a callback of the caller. Returns `None` if it failed.
     fn run<T>(&mut self, body: impl FnOnce(&mut S) -> io::Result<T>) -> Option<T> {
         match catch_unwind(AssertUnwindSafe(|| body(&mut self.stream))) {
             Ok(Ok(value)) => return Some(value),
@@ -109,7 +109,7 @@ impl<S> Stream<S> {
         }
         None
     }
-    /// What the call returned, or why the stream has failed.
+    /// Returns the call's result, or the stream's error if it failed. Continues the stream's panic.
     fn finish(&mut self, function: &str, field: &str, result: Result<()>) -> Result<()> {
         if let Some(panic) = self.panic.take() {
             resume_unwind(panic);
@@ -122,16 +122,16 @@ impl<S> Stream<S> {
 }
 
 unsafe extern "C" fn write_entry(data: *const c_void, n_bytes: i64, user: *mut c_void) -> i32 {
-    // SAFETY: the `Stream` of `save_to`, which the call has for itself, and n_bytes bytes of the library's.
+    // SAFETY: the `Stream` of `save_to`, which this call alone holds, and n_bytes bytes of the library.
     let (stream, bytes) =
         unsafe { (&mut *user.cast::<Stream<&mut dyn Write>>(), slice::from_raw_parts(data.cast::<u8>(), n_bytes as usize)) };
     stream.run(|writer| writer.write_all(bytes)).is_none().into()
 }
 
 unsafe extern "C" fn read_entry(data: *mut c_void, n_bytes: i64, user: *mut c_void) -> i64 {
-    // SAFETY: the `Stream` of `load_from`, which the call has for itself, and room for n_bytes bytes.
+    // SAFETY: the `Stream` of `load_from`, which this call alone holds, and room for n_bytes bytes.
     let (stream, room) = unsafe {
-        ptr::write_bytes(data.cast::<u8>(), 0, n_bytes as usize); // a reader may look at what it is given
+        ptr::write_bytes(data.cast::<u8>(), 0, n_bytes as usize); // a reader may look at the buffer
         (&mut *user.cast::<Stream<&mut dyn Read>>(), slice::from_raw_parts_mut(data.cast::<u8>(), n_bytes as usize))
     };
     let read = stream.run(|reader| loop {
@@ -155,7 +155,7 @@ unsafe extern "C" fn blob_entry(name: *const c_char, data: *const c_void, n_byte
     0
 }
 
-/// A file that takes another's place when it is whole and on the disk.
+/// A temporary file that replaces another file once it is complete and on disk.
 struct Part {
     path: PathBuf,
     file: File,
@@ -180,17 +180,17 @@ impl Part {
 
 impl Drop for Part {
     fn drop(&mut self) {
-        let _ = fs::remove_file(&self.path); // there is none where it has taken the other's place
+        let _ = fs::remove_file(&self.path); // fails after the rename, as it should
     }
 }
 
 impl Cache {
-    /// Writes a sequence, all layers of which have the same length, to a file. The path is the old file, or none, until the
-    /// new one is whole and on the disk: it is written under another name beside it (`.part`), which stays behind where the
-    /// process is killed. Other sequences can be used meanwhile.
+    /// Writes a sequence to a file. All its layers must have the same length. `save` first writes a temporary file (`.part`)
+    /// beside the path, flushes it to disk and then renames it. So the path holds the old file, or none, until the new one
+    /// is complete. If the process is killed, the `.part` file stays. Other sequences can be used meanwhile.
     ///
     /// # Errors
-    /// `Io` (with the code of the system as [`Error::underlying`]), `Busy`, `InvalidState`.
+    /// `Io` ([`Error::underlying`] is the system's code), `Busy`, `InvalidState`.
     pub fn save(&self, sequence: SequenceId, path: impl AsRef<Path>, saving: &Saving<'_>) -> Result<()> {
         let (path, failed) = (path.as_ref(), |error: io::Error| Error::of_io("tandem_sequence_save", "path", &error));
         let mut part = Part::beside(path).map_err(failed)?;
@@ -198,7 +198,7 @@ impl Cache {
         part.put_in_place(path).map_err(failed)
     }
 
-    /// The same to a writer. What was written before an error is no saved sequence.
+    /// Writes a sequence to a writer. After an error, the bytes written are no valid saved sequence.
     ///
     /// # Errors
     /// As [`Cache::save`].
@@ -235,11 +235,11 @@ impl Cache {
         stream.finish(FUNCTION, "write", result)
     }
 
-    /// A sequence of what [`Cache::save`] has written. On any error nothing of it is left.
+    /// Makes a sequence of a file that [`Cache::save`] has written. On an error, the cache is unchanged.
     ///
     /// # Errors
-    /// `Io`, `Corrupt` (cut off, changed, or no saved sequence), `InvalidArgument` (of another model, stored in other types, or
-    /// a session with another policy: which member differs), `Unsupported` (a later version), `Capacity`, `OutOfMemory`.
+    /// `Io`, `Corrupt` (cut off, changed, or no saved sequence), `InvalidArgument` (another model, other storage types, or a
+    /// session with another policy; the field names the member), `Unsupported` (a later format), `Capacity`, `OutOfMemory`.
     pub fn load(&self, path: impl AsRef<Path>, loading: Loading<'_>) -> Result<SequenceId> {
         let failed = |error: io::Error| Error::of_io("tandem_sequence_load", "path", &error);
         let mut file = File::open(path).map_err(failed)?;
@@ -247,7 +247,7 @@ impl Cache {
         self.load_all(&mut file, n_bytes, loading)
     }
 
-    /// The same from a reader, of which no byte behind the sequence is read.
+    /// The same from a reader. No byte behind the sequence is read.
     ///
     /// # Errors
     /// As [`Cache::load`].

@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: MIT
-//! Keys that the caller of an attend call names.
+//! Keys that the caller names.
 use crate::error::Result;
 use crate::tensor::TensorRef;
 use std::mem::size_of;
 use tandem_sys as sys;
 
-/// The keys that each query attends, for models with an indexer of their own: [`Attend::selection`](crate::Attend::selection).
+/// Names the keys that each query attends, for models with their own indexer:
+/// [`Attend::selection`](crate::Attend::selection).
 ///
-/// Index i names the tokens `i * unit_tokens` to `(i + 1) * unit_tokens - 1` of the query's sequence. A query attends those of
-/// them that it could see without a selection. Indices of a row ascend, and -1 fills the rest of it. A row of -1 attends no key.
+/// Index i names the tokens `i * unit_tokens` to `(i + 1) * unit_tokens - 1` of the query's sequence. A query attends those
+/// that it could see without a selection. Indices of a row ascend, and -1 fills the rest of the row. A row of -1 attends no
+/// key.
 ///
 /// ```no_run
 /// # fn f(session: &mut tandem::Session, args: tandem::Attend<'_>) -> tandem::Result<()> {
@@ -24,7 +26,7 @@ pub struct Selection<'a> {
 }
 
 impl<'a> Selection<'a> {
-    /// Indices `[n_tokens, n_kv_heads, n_idx]`, or `[n_tokens, 1, n_idx]` where all KV heads attend the same keys.
+    /// Indices `[n_tokens, n_kv_heads, n_idx]`, or `[n_tokens, 1, n_idx]` for all KV heads alike.
     ///
     /// # Errors
     /// As [`TensorRef::new`].
@@ -32,7 +34,7 @@ impl<'a> Selection<'a> {
     pub fn new(idx: &'a [i32], shape: &[usize; 3]) -> Result<Self> {
         Ok(Self { idx: TensorRef::of_indices(idx, shape, None)?, unit_tokens: 1, flags: 0 })
     }
-    /// The same with strides, in elements; that of the last dimension is 1.
+    /// The same with strides, in elements. The last dimension's stride must be 1.
     ///
     /// # Errors
     /// As [`TensorRef::new`].
@@ -40,25 +42,26 @@ impl<'a> Selection<'a> {
     pub fn strided(idx: &'a [i32], shape: &[usize; 3], strides: &[usize; 3]) -> Result<Self> {
         Ok(Self { idx: TensorRef::of_indices(idx, shape, Some(strides))?, unit_tokens: 1, flags: 0 })
     }
-    /// The same of a tensor of [`TANDEM_I32`](tandem_sys::TANDEM_I32): of indices that the model's indexer has left in device
-    /// memory, by [`TensorRef::from_raw`]. Steps on a stream take these alone, where the session has `selection_indices`.
+    /// Indices in a tensor of [`TANDEM_I32`](tandem_sys::TANDEM_I32) that [`TensorRef::from_raw`] made: those that the
+    /// model's indexer has left in device memory. Steps on a stream take only such indices, and need the session's
+    /// `selection_indices`.
     #[inline]
     pub fn of_tensor(idx: TensorRef<'a>) -> Self {
         Self { idx, unit_tokens: 1, flags: 0 }
     }
-    /// An index names this many tokens side by side: a power of two from 1 to 256.
+    /// An index names this many consecutive tokens: a power of two from 1 to 256.
     #[must_use]
     pub fn unit_tokens(mut self, unit_tokens: i64) -> Self {
         self.unit_tokens = unit_tokens;
         self
     }
-    /// Indices of a row may stand in any order: the library sorts a copy of each row.
+    /// Indices of a row may be in any order: the library sorts a copy of each row.
     #[must_use]
     pub fn any_order(mut self) -> Self {
         self.flags |= sys::TANDEM_SELECTION_ANY_ORDER;
         self
     }
-    /// Queries also attend the session's `sink_tokens` first keys and the `window_tokens` newest up to their own.
+    /// Queries also attend the session's `sink_tokens` first keys and the `window_tokens` newest keys up to their own.
     #[must_use]
     pub fn plus_window(mut self) -> Self {
         self.flags |= sys::TANDEM_SELECTION_PLUS_WINDOW;

@@ -13,12 +13,12 @@ use std::ptr;
 use std::sync::Arc;
 use tandem_sys as sys;
 
-/// How a cache is attended: a policy and its memory of what was attended. Several sessions may read one cache. It keeps its
-/// cache alive. One thread at a time: every call takes `&mut self`.
+/// Says how a cache is attended: a policy and its memory of what was attended. Several sessions may read one cache. A
+/// session keeps its cache alive. It serves one thread at a time: every call takes `&mut self`.
 #[derive(Debug)]
 pub struct Session {
     handle: Handle<sys::tandem_session>,
-    _log: Option<Arc<LogEntry>>, // after the handle: dropped after its release
+    _log: Option<Arc<LogEntry>>, // declared after the handle, so dropped after its release
 }
 
 impl Session {
@@ -34,19 +34,21 @@ impl Session {
         Ok(Self { handle, _log: cache.log.clone() })
     }
 
-    /// Appends, then o = softmax(logits) V over the keys that the policy selects, and its lse. On an error no layer has grown.
+    /// Appends K and V, then computes o = softmax(logits) V and its lse over the keys that the policy selects. On an error,
+    /// no layer has grown.
     ///
     /// # Errors
     /// `NotFound`, `Busy`, `Capacity`, `OutOfMemory`, `Unsupported`, `InvalidState` (speculative tokens pending, more tokens
     /// than the step declared), `InvalidArgument`.
     #[inline]
     pub fn attend(&mut self, args: Attend<'_>) -> Result<()> {
-        // SAFETY: a live handle that no other thread uses; arrays have the lengths that the struct says, tensors are of
+        // SAFETY: a live handle that no other thread uses; arrays have the lengths that the struct says; tensors are
         // borrowed memory, outputs exclusively.
         args.with_raw(|raw| call(|error| unsafe { sys::tandem_attend(self.as_ptr(), raw, error) }))
     }
 
-    /// Ends speculation in a sequence: of its speculative tokens those at `kept_idx` stay (ascending; a chain in the tree).
+    /// Ends speculation in a sequence. The speculative tokens at `kept_idx` stay, the others are dropped. `kept_idx` ascends
+    /// and is a chain of the tree.
     ///
     /// # Errors
     /// `InvalidState` (nothing speculative, or layers uneven), `InvalidArgument` (not a chain).
@@ -56,7 +58,8 @@ impl Session {
         call(|error| unsafe { sys::tandem_session_commit(self.as_ptr(), sequence.to_raw(), kept, n, error) })
     }
 
-    /// Opens a step: `q_lens[i]` tokens will be appended to `sequences[i]` in every layer. It ends with the guard.
+    /// Opens a step: `q_lens[i]` tokens will be appended to `sequences[i]` in every layer. The step ends when the guard is
+    /// dropped.
     ///
     /// # Errors
     /// As [`Cache::reserve`]; `Busy`; `InvalidArgument`.
@@ -65,7 +68,7 @@ impl Session {
         unsafe { self.step_on(sequences, q_lens, ptr::null_mut()) }
     }
 
-    /// The same for device tensors on a CUDA stream: the step is planned.
+    /// Opens a planned step, for device tensors on a CUDA stream.
     ///
     /// # Safety
     /// `stream` is a stream of the engine's device and lives as long as the step.
@@ -80,7 +83,7 @@ impl Session {
         Ok(Step { session: Some(self), stream })
     }
 
-    /// Sums since the session was created. Waits for selections in the making.
+    /// Sums since the session was created. Waits for refreshes that are under way.
     ///
     /// # Errors
     /// `InvalidState` in a child after fork().
@@ -91,8 +94,9 @@ impl Session {
         Ok(SessionStats::from_raw(&stats))
     }
 
-    /// Who will compute the next call on device tensors, of sequences of `kv_lens` tokens, of which `q_lens` are the call's (`None`:
-    /// 1 each), and what that takes. Where the engine has not measured yet, it does.
+    /// The plan of the next call on device tensors: which processor attends the keys, and how long that takes. `kv_lens`
+    /// counts each sequence's tokens, the call's included. `q_lens` counts the call's; `None`: 1 each. The engine measures
+    /// what it has not measured yet.
     ///
     /// # Errors
     /// `Unsupported` (no device; a policy that does not attend all keys), `InvalidArgument`, `Capacity`, `OutOfMemory`.
@@ -108,23 +112,23 @@ impl Session {
         Ok(RoutePlan::from_raw(&plan))
     }
 
-    /// From the next call on, W_K and W_V of a layer whose projection has none ([`Projection::in_blocks`]) are blocks of
-    /// `weights`, which may be dropped, as the session keeps them. Route `"recompute"`, and `"auto"` where that gains, has them
-    /// in use while it makes keys; until it is told, `"recompute"` is `InvalidState` and `"auto"` makes no keys. May be called
-    /// again.
+    /// Gives W_K and W_V of a layer whose projection has none ([`Projection::in_blocks`]): from the next call on they are
+    /// blocks of `weights`. The session keeps `weights` alive. Route `"recompute"` uses the blocks while it makes keys, and
+    /// `"auto"` does if that saves time. Without this call, `"recompute"` returns `InvalidState` and `"auto"` makes no keys.
+    /// May be called again.
     ///
     /// [`Projection::in_blocks`]: crate::Projection::in_blocks
     ///
     /// # Errors
-    /// `InvalidArgument` (`layer_idx`; a block that is not there or has another size; weights of another engine), `Unsupported`
-    /// (no projection, or one with weights of its own).
+    /// `InvalidArgument` (`layer_idx`; a missing block or one of another size; weights of another engine), `Unsupported` (no
+    /// projection, or one with its own weights).
     pub fn use_weights(&mut self, layer_idx: i32, weights: &Weights, w_k_block: i32, w_v_block: i32) -> Result<()> {
         let (session, weights) = (self.as_ptr(), weights.as_ptr());
         // SAFETY: live handles, of which no other thread uses the session.
         call(|error| unsafe { sys::tandem_session_use_weights(session, layer_idx, weights, w_k_block, w_v_block, error) })
     }
 
-    /// Token indices that the next decode query of a KV head would attend, ascending.
+    /// The token indices that the next decode query of a KV head would attend, ascending.
     ///
     /// # Errors
     /// `NotFound`, `Busy`, `InvalidArgument` (`layer_idx`, `kv_head_idx`).
@@ -134,7 +138,8 @@ impl Session {
         Ok(token_idx)
     }
 
-    /// The same with, for query head `q_head_idx` of the group, the share of each key selected outside window and sinks.
+    /// The same, with the weight share of each selected key outside window and sinks, for query head `q_head_idx` of the
+    /// group.
     ///
     /// # Errors
     /// As [`Session::selection`], and `InvalidArgument` (`q_head_idx`).
@@ -150,8 +155,8 @@ impl Session {
         Ok((token_idx, maw))
     }
 
-    /// Of one layer: pairs of a query and a key, query head by query head, that appends under "patterns" attended, and what
-    /// policy "all" would have attended.
+    /// For one layer, the (query, key) pairs that appends under "patterns" attended, summed over query heads, and the pairs
+    /// that policy "all" would have attended.
     pub fn pattern_pairs(&mut self, layer_idx: i32) -> Result<(i64, i64)> {
         let (mut pairs, mut dense, session) = (0i64, 0i64, self.as_ptr());
         // SAFETY: a live handle that no other thread uses; both numbers are written.
@@ -159,7 +164,7 @@ impl Session {
         Ok((pairs, dense))
     }
 
-    /// Asks for the number of keys, then for as many; once more where a selection in the background has added some.
+    /// Asks for the number of keys, then for the keys. Asks again if a background refresh has added some.
     fn select(
         &mut self,
         sequence: SequenceId,
@@ -193,14 +198,14 @@ impl Session {
         Ok(())
     }
 
-    /// The handle, for functions of `tandem-sys`; released when the session is dropped.
+    /// The handle, for functions of `tandem-sys`. It is released when the session is dropped.
     pub fn as_ptr(&self) -> *mut sys::tandem_session {
         self.handle.get()
     }
 }
 
-/// A step of a session: ended by [`end`](Step::end), which reports what went wrong, or by dropping it, which does not. A step
-/// in which a layer got fewer tokens than declared takes its sequences back to where they were.
+/// A step of a session. [`end`](Step::end) ends it and reports errors; dropping it ends it silently. If a layer got fewer
+/// tokens than declared, the sequences are rolled back.
 #[derive(Debug)]
 #[must_use = "dropping a step ends it"]
 pub struct Step<'s> {
@@ -208,7 +213,7 @@ pub struct Step<'s> {
     stream: *mut c_void,
 }
 
-// SAFETY: a session reference and the name of a stream, which any thread may use.
+// SAFETY: a reference to a session, and a stream handle that any thread may use.
 unsafe impl Send for Step<'_> {}
 // SAFETY: every call takes `&mut self`.
 unsafe impl Sync for Step<'_> {}
@@ -217,7 +222,7 @@ impl Step<'_> {
     /// As [`Session::attend`].
     ///
     /// # Errors
-    /// As there.
+    /// As [`Session::attend`].
     #[inline]
     pub fn attend(&mut self, args: Attend<'_>) -> Result<()> {
         self.session.as_mut().expect("a step has its session until it ends").attend(args)
@@ -241,6 +246,6 @@ impl Step<'_> {
 
 impl Drop for Step<'_> {
     fn drop(&mut self) {
-        let _ = self.close(); // end() is for who wants to know
+        let _ = self.close(); // end() reports the error
     }
 }

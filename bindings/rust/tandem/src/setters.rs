@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
-//! The macro that gives a struct of options its setters: a function for each public member, of the member's name.
+//! The macro that gives an option struct its setters: one function for each public member, with the member's name.
 //!
-//! Structs of options are `#[non_exhaustive]`, so that a later version may add members. Other crates cannot write them as
-//! literals then, and call `SessionOptions::new().policy("hgca")`, or assign members.
+//! Option structs are `#[non_exhaustive]`, so that a later version may add members. Other crates therefore cannot write them
+//! as literals. They call `SessionOptions::new().policy("hgca")`, or assign members.
 
-/// `member: is T` takes a T, `from T` what becomes one, `some T` a T for a member of type `Option<T>`, and `some_from T`
-/// what becomes one.
+/// `member: is T` takes a T. `from T` takes a value that converts to T. `some T` takes a T for a member of type `Option<T>`,
+/// and `some_from T` a value that converts to T.
 macro_rules! setters {
     ($name:ident { $($member:ident: $kind:ident $type:ty,)+ }) => {
         impl $name {

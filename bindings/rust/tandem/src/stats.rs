@@ -21,21 +21,21 @@ macro_rules! numbers {
 }
 
 numbers! {
-    /// What a cache with one session will hold.
+    /// The memory that a cache with one session will hold, and what decode steps will read, in bytes.
     MemoryPlan = tandem_memory_plan {
-        /// Pages of K and V.
+        /// Pages of K and V, and of hidden states.
         host_kv_bytes,
         /// MAW and selection tables of one session.
         host_session_bytes,
-        /// Compacted copies of selected keys: upper bound.
+        /// Compacted copies of selected keys, upper bound.
         selection_max_bytes,
-        /// Windows, for calls of one query a sequence: as many pages as the tokens fill.
+        /// Windows of calls with one query in a sequence: as many pages as the tokens fill.
         device_window_bytes,
-        /// States, descriptors and work space for the same calls.
+        /// States, descriptors and work space of the same calls.
         device_work_bytes,
         /// K and V of one token in all layers.
         kv_token_bytes,
-        /// Pinned host memory through which device and host hand over.
+        /// Pinned host memory for the handshake of device and host.
         shared_bytes,
         /// Buffers of a session that may stream or rebuild keys.
         device_stream_bytes,
@@ -43,81 +43,81 @@ numbers! {
         device_weights_bytes,
         /// Hidden states of one token in all layers.
         x_token_bytes,
-        /// Windows once each sequence has filled its own, however long it becomes.
+        /// Windows once every sequence has filled its window, however long it becomes.
         device_window_max_bytes,
         /// Not held, but read: by the stages of policy "hip" in a decode step, on average.
         judged_kv_bytes,
-        /// Of these, by first stages.
+        /// The part of `judged_kv_bytes` that first stages read.
         judged_first_bytes,
-        /// In a step in which all stages run.
+        /// The same as `judged_kv_bytes` for a step in which all stages run.
         judged_max_bytes,
     }
-    /// Who will compute over the keys of a call on device tensors, and what that takes, by what the engine has measured. Times end
-    /// where an engine has ended, counted from when the call's queries are there, with CPU and bus as slow as they make each other;
-    /// 0 where nothing is known.
+    /// Says which processor will attend the keys of a call on device tensors, and how long that takes, from what the engine
+    /// has measured. Times run from the arrival of the call's queries to the end of each processor's work. They include the
+    /// slowdown of CPU and bus by each other. 0: nothing is known.
     RoutePlan = tandem_route_plan {
-        /// In windows, those of the call among them.
+        /// Keys in windows, the call's own included.
         resident_tokens,
-        /// Attended by the CPU.
+        /// Keys that the CPU attends.
         host_tokens,
-        /// Whose K and V cross the bus.
+        /// Keys whose K and V cross the bus.
         stream_tokens,
-        /// K and V of the CPU's.
+        /// K and V of `host_tokens`.
         host_bytes,
-        /// K and V of those that cross the bus.
+        /// K and V of `stream_tokens`.
         stream_bytes,
-        /// When the CPU has ended.
+        /// Time of the CPU.
         host_ns,
-        /// When the bus has, with what it brings before the queries are there, as in the session's last such calls.
+        /// Time of the bus, with transfers before the queries arrive, as in the session's last such calls.
         bus_ns,
-        /// When the device has, of rebuilt keys and long appends (by a trial of their kernels); 0 where it hides behind the bus.
+        /// Time of the device for rebuilt keys and long appends (by a trial of their kernels); 0 if hidden behind the bus.
         device_ns,
-        /// The last of them, without what the bus brings before.
+        /// The end of the last one, without transfers before the queries arrive.
         total_ns,
-        /// If the CPU had all keys outside the windows.
+        /// Time if the CPU attended all keys outside the windows.
         host_alone_ns,
-        /// If the bus had.
+        /// Time if all these keys crossed the bus.
         stream_alone_ns,
-        /// Whose hidden states cross the bus; the device makes K and V of them.
+        /// Keys whose hidden states cross the bus. The device makes K and V of them.
         recompute_tokens,
-        /// Hidden states of these.
+        /// Hidden states of `recompute_tokens`.
         recompute_bytes,
-        /// If the device made all keys outside the windows, or the bus alone where making them has not been measured; 0: there are
-        /// no hidden states.
+        /// Time if the device made all keys outside the windows, or of the bus alone if making them has not been measured.
+        /// 0: there are no hidden states.
         recompute_alone_ns,
     }
-    /// Sums since weights were created, and what they hold.
+    /// Sums since the weights were created, and what they hold now.
     WeightsStats = tandem_weights_stats {
         /// Blocks.
         n_blocks,
-        /// Of these, on the device for good.
+        /// Blocks that are resident on the device.
         n_resident,
-        /// Of these, in the caller's count.
+        /// Bytes of resident blocks, as the caller counts them.
         resident_bytes,
-        /// Copies of the others.
+        /// Host copies of the other blocks.
         host_bytes,
-        /// Of these, pinned: the rest crosses the bus more slowly.
+        /// The pinned part of `host_bytes`; the rest crosses the bus more slowly.
         pinned_bytes,
-        /// Memory that blocks take there, buffer included.
+        /// Device memory of blocks, buffer included.
         device_bytes,
-        /// The buffer that blocks go through.
+        /// The buffer that streamed blocks go through.
         buffer_bytes,
-        /// Uses.
+        /// Uses of blocks.
         n_uses,
-        /// Of these, blocks that cross the bus.
+        /// Uses of blocks that cross the bus.
         n_streamed_uses,
-        /// Of these, under way or there when they were asked for.
+        /// Streamed blocks that were under way or there when asked for.
         n_ahead,
-        /// Sent so far, in vain too.
+        /// Bytes sent so far, unneeded transfers included.
         streamed_bytes,
     }
-    /// What a cache holds.
+    /// Tells what a cache holds.
     CacheStats = tandem_cache_stats {
         /// Sequences.
         n_sequences,
         /// Pages held by at least one sequence.
         n_pages_used,
-        /// Pages held by more than one.
+        /// Pages held by more than one sequence.
         n_pages_shared,
         /// Pages allocated.
         host_kv_bytes,
@@ -125,13 +125,13 @@ numbers! {
         host_session_bytes,
         /// Compacted copies of selected keys.
         selection_bytes,
-        /// Most ever in use at once in host memory.
+        /// Largest use of host memory so far.
         host_peak_bytes,
         /// Windows of all sessions, in device memory.
         device_window_bytes,
-        /// What their calls need there.
+        /// Work space of the sessions' calls, in device memory.
         device_work_bytes,
-        /// Most ever in use at once in device memory.
+        /// Largest use of device memory so far.
         device_peak_bytes,
         /// Buffers of sessions that stream or rebuild keys.
         device_stream_bytes,
@@ -148,59 +148,59 @@ numbers! {
         n_query_tokens,
         /// K and V read by attention inside the window.
         resident_kv_bytes_read,
-        /// Outside it: the union over a query group.
+        /// K and V read outside the window: the union over a query group.
         host_kv_bytes_read,
-        /// What policy `all` would have read.
+        /// K and V that policy `all` would have read.
         dense_kv_bytes,
         /// Tokens that left the window, per layer.
         evicted_tokens,
         /// Selections made.
         n_refreshes,
-        /// Now, over layers, sequences and KV heads.
+        /// Keys selected now, over layers, sequences and KV heads.
         selected_keys,
-        /// Now: what they were selected from.
+        /// Keys outside the window now, sinks not counted.
         host_keys,
         /// Time in attend calls.
         attend_ns,
-        /// Time in making selections.
+        /// Time spent on making selections.
         refresh_ns,
-        /// Attend calls waiting for the background.
+        /// Time that attend calls on host tensors waited for background work.
         refresh_wait_ns,
         /// Calls on device tensors.
         n_device_attends,
         /// Parts that the CPU computed for these.
         n_host_parts,
-        /// From its queries having arrived to its states being there.
+        /// Time of these parts: from the arrival of the queries to the states being there.
         host_part_ns,
-        /// Appended K and V that reached the host store through pinned slots.
+        /// Appended K and V that the device brought to the host store: through pinned slots, or by copies.
         staged_kv_bytes,
         /// K and V copied from the host store into windows.
         filled_kv_bytes,
         /// Parts outside the window that the device computed.
         n_stream_parts,
-        /// From the call, or the part before it, to the last key being on the device.
+        /// Time of these parts: from when the bus could begin to the last key being on the device.
         stream_part_ns,
-        /// K and V that crossed the bus for these.
+        /// K and V that crossed the bus for these parts.
         streamed_kv_bytes,
-        /// Of these, parts of which the CPU computed some keys.
+        /// Those of these parts with keys that the CPU attended.
         n_joint_parts,
-        /// Keys that the CPU attended, where a policy attends all.
+        /// Keys that the CPU attended under policies that attend all keys.
         host_part_tokens,
         /// Keys that crossed the bus.
         stream_part_tokens,
-        /// Parts of which the engine knew what they would take.
+        /// Parts whose time the engine could predict.
         n_planned_parts,
-        /// That.
+        /// Their predicted time.
         predicted_part_ns,
-        /// And what they took.
+        /// Their measured time.
         planned_part_ns,
-        /// And hidden states, of which K and V were made on the device.
+        /// Hidden states that crossed the bus, from which the device made K and V.
         streamed_x_bytes,
-        /// K, and bounds of K, that policy "hip" read to choose keys; on a device at most.
+        /// K, and bounds of K, that policy "hip" read to choose keys; on a device an upper bound.
         judged_kv_bytes,
-        /// Pairs of a query and a key, query head by query head, that appends under "patterns" attended.
+        /// (query, key) pairs that appends under "patterns" attended, summed over query heads.
         pattern_pairs,
-        /// What policy "all" would have attended in the same calls.
+        /// Pairs that policy "all" would have attended in the same calls.
         pattern_dense_pairs,
     }
 }

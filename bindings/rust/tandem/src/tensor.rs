@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 //! Tensors: borrowed slices with a shape and strides.
 //!
-//! A view is made once and checked once: the last element that shape and strides reach lies inside the slice. The library
-//! checks the rest (types, alignment, shapes against the layer, overlap) on every call.
+//! A view is checked when it is made: the last element that shape and strides reach must lie inside the slice. The library
+//! checks the rest on every call: types, alignment, overlap, and shapes against the layer.
 use crate::dtype::{Dtype, Element};
 use crate::error::{Error, Result};
 use std::ffi::c_void;
@@ -25,11 +25,11 @@ pub struct TensorMut<'a> {
 
 // SAFETY: the views stand for `&[T]` and `&mut [T]` of elements that are Send and Sync.
 unsafe impl Send for TensorRef<'_> {}
-// SAFETY: likewise.
+// SAFETY: as above.
 unsafe impl Sync for TensorRef<'_> {}
-// SAFETY: likewise.
+// SAFETY: as above.
 unsafe impl Send for TensorMut<'_> {}
-// SAFETY: likewise.
+// SAFETY: as above.
 unsafe impl Sync for TensorMut<'_> {}
 
 const EMPTY: sys::tandem_tensor = sys::tandem_tensor {
@@ -49,13 +49,13 @@ fn refuse<T>(field: &str, what: std::fmt::Arguments<'_>) -> Result<T> {
     Err(Error::refuse("tensor", field, what))
 }
 
-/// For messages.
+/// Formats strides for a message.
 fn with(strides: Option<&[usize]>) -> String {
     strides.map_or(String::new(), |strides| format!(" with strides {strides:?}"))
 }
 
-/// Shape and strides in elements, and the elements from the first to the last that they reach. Inlined, so that a shape of
-/// constants is checked when the caller is compiled.
+/// Returns the description of shape and strides, and the number of elements from the first to the last that they reach.
+/// Inlined, so that a constant shape is checked at compile time.
 #[inline]
 fn describe(shape: &[usize], strides: Option<&[usize]>) -> Result<(sys::tandem_tensor, usize)> {
     let n_dims = shape.len();
@@ -90,7 +90,7 @@ fn describe(shape: &[usize], strides: Option<&[usize]>) -> Result<(sys::tandem_t
     }
 }
 
-/// The description of a view into `len` values of T at `data`.
+/// Describes a view into `len` values of T at `data`.
 #[inline]
 fn view<T: Element>(data: *mut T, len: usize, shape: &[usize], strides: Option<&[usize]>) -> Result<sys::tandem_tensor> {
     let (mut raw, span) = describe(shape, strides)?;
@@ -100,7 +100,7 @@ fn view<T: Element>(data: *mut T, len: usize, shape: &[usize], strides: Option<&
     Ok(raw)
 }
 
-/// Refuses a view of `span` elements into `len` values of `n_elements` elements each that are fewer.
+/// Refuses a view of `span` elements into `len` values of `n_elements` elements each, if the values are too few.
 #[inline]
 fn check_span(len: usize, n_elements: usize, span: usize, shape: &[usize], strides: Option<&[usize]>) -> Result<()> {
     if span > 0 && (span - 1) / n_elements >= len {
@@ -116,11 +116,11 @@ macro_rules! accessors {
         pub fn shape(&self) -> &[i64] {
             &self.raw.shape[..self.raw.n_dims.clamp(0, 4) as usize]
         }
-        /// Elements from one index of a dimension to the next.
+        /// Distance in elements between neighbours, for each dimension.
         pub fn strides(&self) -> &[i64] {
             &self.raw.stride[..self.raw.n_dims.clamp(0, 4) as usize]
         }
-        /// The element type; `None` for a number that this version does not know, which only a raw tensor can have.
+        /// The element type. `None` for a number that this version does not know, which only a raw tensor can have.
         pub fn dtype(&self) -> Option<Dtype> {
             Dtype::ALL.into_iter().find(|&dtype| dtype as i32 == self.raw.dtype)
         }
@@ -131,9 +131,9 @@ macro_rules! accessors {
         /// Describes memory that this crate knows nothing about, on a device or on the host.
         ///
         /// # Safety
-        /// What `raw` describes is memory of the kind that it says, and stays valid for `'a` and, on a device, until the
-        /// stream has passed every call that it is given to. Nobody writes it meanwhile, and while it is written, nobody
-        /// reads it.
+        /// `raw` describes memory of the kind that it says. The memory stays valid for `'a` and, on a device, until the
+        /// stream has passed every call that gets it. No other code writes it meanwhile. If it is an output, no other code
+        /// reads it either.
         pub unsafe fn from_raw(raw: sys::tandem_tensor) -> Self {
             Self { raw, data: PhantomData }
         }
@@ -141,24 +141,24 @@ macro_rules! accessors {
 }
 
 impl<'a> TensorRef<'a> {
-    /// A view of `shape`, in elements, whose rows lie one after another at the start of `data`.
+    /// A packed view of `shape`, in elements, from the start of `data`.
     ///
     /// # Errors
-    /// [`Status::InvalidArgument`](crate::Status::InvalidArgument) for `data` that is too short (`data`) and for more than four
-    /// dimensions (`shape`).
+    /// [`Status::InvalidArgument`](crate::Status::InvalidArgument) if `data` is too short (`data`), or for no or more than
+    /// four dimensions (`shape`).
     #[inline]
     pub fn new<T: Element>(data: &'a [T], shape: &[usize]) -> Result<Self> {
         Ok(Self { raw: view(data.as_ptr() as *mut T, data.len(), shape, None)?, data: PhantomData })
     }
-    /// The same with strides, in elements; that of the last dimension is 1.
+    /// The same with strides, in elements. The last dimension's stride must be 1.
     ///
     /// # Errors
-    /// As [`TensorRef::new`], and for a number of strides that differs from that of dimensions (`strides`).
+    /// As [`TensorRef::new`], and if the numbers of strides and dimensions differ (`strides`).
     #[inline]
     pub fn strided<T: Element>(data: &'a [T], shape: &[usize], strides: &[usize]) -> Result<Self> {
         Ok(Self { raw: view(data.as_ptr() as *mut T, data.len(), shape, Some(strides))?, data: PhantomData })
     }
-    /// A view of indices. They are no [`Element`], since no other tensor consists of them.
+    /// A view of indices. `i32` is no [`Element`], because no other tensor consists of it.
     #[inline]
     pub(crate) fn of_indices(data: &'a [i32], shape: &[usize], strides: Option<&[usize]>) -> Result<Self> {
         let (mut raw, span) = describe(shape, strides)?;
@@ -171,27 +171,27 @@ impl<'a> TensorRef<'a> {
 }
 
 impl<'a> TensorMut<'a> {
-    /// As [`TensorRef::new`].
+    /// A packed view, as [`TensorRef::new`] makes it.
     ///
     /// # Errors
-    /// As there.
+    /// As [`TensorRef::new`].
     #[inline]
     pub fn new<T: Element>(data: &'a mut [T], shape: &[usize]) -> Result<Self> {
         Ok(Self { raw: view(data.as_mut_ptr(), data.len(), shape, None)?, data: PhantomData })
     }
-    /// As [`TensorRef::strided`].
+    /// A view with strides, as [`TensorRef::strided`] makes it.
     ///
     /// # Errors
-    /// As there.
+    /// As [`TensorRef::strided`].
     #[inline]
     pub fn strided<T: Element>(data: &'a mut [T], shape: &[usize], strides: &[usize]) -> Result<Self> {
         Ok(Self { raw: view(data.as_mut_ptr(), data.len(), shape, Some(strides))?, data: PhantomData })
     }
-    /// The same tensor for a shorter time, so that it can be written again.
+    /// The same tensor for a shorter lifetime, so that it can be used again.
     pub fn reborrow(&mut self) -> TensorMut<'_> {
         TensorMut { raw: self.raw, data: PhantomData }
     }
-    /// The same tensor to be read.
+    /// The same tensor for reading.
     pub fn as_ref(&self) -> TensorRef<'_> {
         TensorRef { raw: self.raw, data: PhantomData }
     }
@@ -226,7 +226,7 @@ mod tests {
         let data = [0f32; 24];
         assert_eq!(TensorRef::new(&data, &[2, 3, 4]).unwrap().strides(), [12, 4, 1]);
         refused(TensorRef::new(&data, &[5, 5]), "data", "has 24 elements, shape [5, 5] reaches 25");
-        assert!(TensorRef::strided(&data, &[2, 2, 4], &[16, 4, 1]).is_ok()); // 16 + 4 + 3 = 23 is the last
+        assert!(TensorRef::strided(&data, &[2, 2, 4], &[16, 4, 1]).is_ok()); // the last element is 16 + 4 + 3 = 23
         refused(TensorRef::strided(&data, &[2, 2, 4], &[17, 4, 1]), "data", "strides [17, 4, 1] reaches 25");
         refused(TensorRef::strided(&data, &[2], &[24]), "data", "reaches 25");
     }

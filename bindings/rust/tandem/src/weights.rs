@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-//! Weights that the device has no room for.
+//! Offloaded weights, for which the device has no room.
 use crate::callbacks::LogEntry;
 use crate::engine::Engine;
 use crate::error::{call, Result};
@@ -11,13 +11,13 @@ use std::ptr;
 use std::sync::Arc;
 use tandem_sys as sys;
 
-/// How offloaded weights are kept. Zeros are defaults.
+/// Configures offloaded weights. Zeros are defaults.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct WeightsOptions {
-    /// Device memory for blocks that stay, chosen evenly over the order; 0: none stays.
+    /// Device memory for resident blocks, which are spread evenly over the order; 0: no block is resident.
     pub resident_bytes: i64,
-    /// Device memory that the others go through; 0: any two that follow each other and the largest once more.
+    /// Device memory for the streamed blocks; 0: the largest sum of two neighbours, plus the largest block.
     pub buffer_bytes: i64,
     /// Hard cap on host memory; 0: none.
     pub host_cap_bytes: i64,
@@ -42,23 +42,24 @@ impl WeightsOptions {
     }
 }
 
-/// A model's weights where the device has no room for all of them: blocks of bytes in the order in which a token uses them, of
-/// which some stay on the device and the others cross the bus, over and over, while what came before them computes. Any thread.
+/// A model's weights when the device has no room for all. They are blocks of bytes, in the order in which a token uses them.
+/// Some blocks stay on the device. The others cross the bus again and again, while the work before them computes. Any thread
+/// may use them.
 #[derive(Debug)]
 pub struct Weights {
     handle: Handle<sys::tandem_weights>,
-    _log: Option<Arc<LogEntry>>, // after the handle: dropped after its release
+    _log: Option<Arc<LogEntry>>, // declared after the handle, so dropped after its release
 }
 
 impl Weights {
-    /// Copies the blocks, to the device where they stay there, else to pinned host memory, and begins to send the first ones.
+    /// Copies resident blocks to the device and the others to pinned host memory. Then it begins to send the first ones.
     ///
     /// # Errors
     /// `Unsupported` (the engine has no device), `InvalidArgument`, `OutOfMemory`, `Capacity`, `DeviceLost`.
     pub fn new(engine: &Engine, blocks: &[&[u8]], options: &WeightsOptions) -> Result<Self> {
         let data: Vec<*const c_void> = blocks.iter().map(|block| block.as_ptr().cast()).collect();
         let n_bytes: Vec<i64> = blocks.iter().map(|block| block.len() as i64).collect();
-        let n_blocks = i32::try_from(blocks.len()).unwrap_or(i32::MAX); // more than the library takes anyway
+        let n_blocks = i32::try_from(blocks.len()).unwrap_or(i32::MAX); // the library refuses that many anyway
         let raw = sys::tandem_weights_options {
             struct_size: size_of::<sys::tandem_weights_options>() as u32,
             reserved: 0,
@@ -69,7 +70,7 @@ impl Weights {
         };
         let handle = Handle::create(|weights, error| {
             let (data, n_bytes) = (data.as_ptr(), n_bytes.as_ptr());
-            // SAFETY: a live handle; n_blocks addresses of as many bytes as are said.
+            // SAFETY: a live handle; n_blocks addresses, each of n_bytes[i] bytes.
             unsafe { sys::tandem_weights_create(weights, engine.as_ptr(), data, n_bytes, n_blocks, &raw, error) }
         })?;
         Ok(Self { handle, _log: engine.log.clone() })
@@ -80,7 +81,7 @@ impl Weights {
     /// # Errors
     /// `InvalidArgument` (`block_idx`), `InvalidState` (blocks in use leave no room for this one), `DeviceLost`.
     pub fn block(&self, block_idx: i32) -> Result<WeightsBlock<'_>> {
-        // SAFETY: that stream is always there.
+        // SAFETY: the legacy default stream always exists.
         unsafe { self.block_on(block_idx, ptr::null_mut()) }
     }
 
@@ -98,7 +99,7 @@ impl Weights {
         Ok(WeightsBlock { weights: Some(self), block_idx, data, stream })
     }
 
-    /// Sums since the weights were created, and what they hold.
+    /// Sums since the weights were created, and what they hold now.
     ///
     /// # Errors
     /// `InvalidState` in a child after fork().
@@ -109,14 +110,14 @@ impl Weights {
         Ok(WeightsStats::from_raw(&stats))
     }
 
-    /// The handle, for functions of `tandem-sys`; released when the weights are dropped.
+    /// The handle, for functions of `tandem-sys`. It is released when the weights are dropped.
     pub fn as_ptr(&self) -> *mut sys::tandem_weights {
         self.handle.get()
     }
 }
 
-/// A block that is in use. What its stream has been asked for until this is dropped, or [`done`](WeightsBlock::done), is all
-/// that reads it: others may be sent to its place after that.
+/// A block in use, until it is dropped or [`done`](WeightsBlock::done). Only work that is on its stream by then may read the
+/// block. After that work, its memory may be overwritten.
 #[derive(Debug)]
 #[must_use = "a block is in use until it is dropped"]
 pub struct WeightsBlock<'w> {
@@ -126,13 +127,13 @@ pub struct WeightsBlock<'w> {
     stream: *mut c_void,
 }
 
-// SAFETY: a reference to weights, which any thread may use, an address and the name of a stream.
+// SAFETY: a reference to weights, which any thread may use, an address and a stream handle.
 unsafe impl Send for WeightsBlock<'_> {}
 // SAFETY: nothing changes through a reference.
 unsafe impl Sync for WeightsBlock<'_> {}
 
 impl WeightsBlock<'_> {
-    /// Where it is in device memory, 256-byte aligned, for what follows on its stream.
+    /// The block's address in device memory, 256-byte aligned, for later work on its stream.
     pub fn data(&self) -> *const c_void {
         self.data
     }
@@ -155,6 +156,6 @@ impl WeightsBlock<'_> {
 
 impl Drop for WeightsBlock<'_> {
     fn drop(&mut self) {
-        let _ = self.close(); // done() is for who wants to know
+        let _ = self.close(); // done() reports the error
     }
 }

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
-//! Every call against double precision or against what the header says of it.
+//! Compares every call with double precision, or with what the header says about it.
 mod common;
 use common::*;
 use tandem::*;
 
 const N: usize = 300;
 
-/// One query over what is there: o and lse.
+/// Attends one query over the sequence's keys and returns o and lse.
 fn decode(session: &mut Session, sequence: SequenceId, q: &[f32]) -> (Vec<f32>, Vec<f32>) {
     let (mut o, mut lse) = (vec![f32::NAN; q.len()], vec![f32::NAN; Q_HEADS]);
     let lse_view = TensorMut::new(&mut lse, &[1, Q_HEADS]).unwrap();
@@ -24,7 +24,8 @@ fn decode_is_softmax_attention() {
     close(&lse, &expected.1);
 }
 
-/// q, k and v interleaved in one buffer, two sequences in one call, rows of o apart; memory between them stays.
+/// q, k and v are interleaved in one buffer, two sequences share a call, and the rows of o have gaps. The gaps stay
+/// untouched.
 #[test]
 fn strided_tensors_of_two_sequences() {
     let world = World::new(N, 1);
@@ -67,7 +68,7 @@ fn sixteen_bits_and_blocks() {
     let expected = reference(&q, &wide(&k), &wide(&v));
     close(&decode(&mut world.session("all"), world.sequence, &q).0, &expected.0);
 
-    // K as it comes back, in its own type and in blocks, which are then taken for what they say.
+    // Reads K in its own type and as blocks, and appends the blocks to another sequence.
     let mut back = vec![Bf16(0x7fc0); k.len()];
     let mut blocks = vec![BlockQ8_0([0xff; 34]); k.len() / 32];
     world.cache.read(world.sequence, 0, 0, Some(TensorMut::new(&mut back, &shape).unwrap()), None).unwrap();
@@ -110,7 +111,7 @@ fn sequences_fork_shrink_and_are_read() {
     assert_eq!(SequenceId::from_raw(sequence.to_raw()), sequence);
 }
 
-/// A step that is dropped before every layer has its tokens takes them back; one that is complete keeps them.
+/// A step that is dropped before every layer has its tokens is rolled back. A complete step keeps them.
 #[test]
 fn steps_end_with_their_guard() {
     let world = World::new(N, 2);
@@ -145,7 +146,7 @@ fn speculation_keeps_a_chain_of_the_tree() {
     let (q, k, v) = (numbers(3 * Q_HEADS * DIM, 11), numbers(3 * KV_HEADS * DIM, 12), numbers(3 * KV_HEADS * DIM, 13));
     let mut o = vec![f32::NAN; 3 * Q_HEADS * DIM];
     let args = Attend::new(0, &ids, &[3], heads(&q), heads_mut(&mut o)).append(kv(&k), kv(&v));
-    session.attend(args.tree(&[-1, -1, 1])).unwrap(); // token 2 below token 1, token 0 apart
+    session.attend(args.tree(&[-1, -1, 1])).unwrap(); // token 2 is a child of token 1; token 0 is a sibling of token 1
     assert_eq!(world.cache.length(world.sequence, 0).unwrap(), 300);
     let token = KV_HEADS * DIM;
     let kept = ([&world.k[..], &k[token..]].concat(), [&world.v[..], &v[token..]].concat());
@@ -162,7 +163,7 @@ fn speculation_keeps_a_chain_of_the_tree() {
     close(&decode(&mut session, world.sequence, &q[2 * Q_HEADS * DIM..]).0, &expected);
 }
 
-/// Each query of each KV head gives what attention over its keys alone gives.
+/// Checks that each query of each KV head attends exactly its named keys.
 fn attends_named(world: &World, q: &[f32], selection: Selection<'_>, named: impl Fn(usize, usize) -> Vec<usize>) {
     let (n, mut o) = (q.len() / (Q_HEADS * DIM), vec![f32::NAN; q.len()]);
     let (ids, lens) = ([world.sequence], [n as i64]);
@@ -190,10 +191,10 @@ fn named_keys_are_attended_alone() {
         row.iter().filter(|&&key| key >= 0).map(|&key| key as usize).collect()
     };
     attends_named(&world, &q, Selection::new(&idx, &[2, 2, 3]).unwrap(), named);
-    // The same rows among other numbers.
+    // The same rows with gaps between them.
     let apart: Vec<i32> = idx.chunks(3).flat_map(|row| [row, &[9999, 9999]].concat()).collect();
     attends_named(&world, &q, Selection::strided(&apart, &[2, 2, 3], &[10, 5, 1]).unwrap(), named);
-    // Pages of 32 tokens, for all KV heads the same: a query sees those of the last page that are not behind it.
+    // Pages of 32 tokens, the same for all KV heads. A query sees the tokens of the last page up to its own.
     let pages = [9, 2, 2, 9];
     let selection = Selection::new(&pages, &[2, 1, 2]).unwrap().unit_tokens(32).any_order();
     attends_named(&world, &q, selection, |i, _| (64..96).chain(288..299 + i).collect());
@@ -211,7 +212,7 @@ fn a_query_without_named_keys_gives_nothing() {
     assert!(o.iter().all(|&x| x == 0.0) && lse.iter().all(|&x| x == f32::NEG_INFINITY));
 }
 
-/// States over two halves merge into the state over both, into other memory and into the first.
+/// States over two halves merge into the state over both: into other memory, and into the first state.
 #[test]
 fn states_merge() {
     let world = World::new(N, 1);
@@ -257,10 +258,10 @@ fn policies_select_and_count() {
     assert!(selected.len() == 80 || (total - 1.0).abs() < 1e-4, "{total}");
     let stats = session.stats().unwrap();
     assert_eq!((stats.n_attends, stats.n_query_tokens, stats.n_refreshes > 0), (1, 300, true));
-    // The next query is one of the 64 itself.
+    // The next query is itself one of the 64 tokens of the window.
     let mut streaming = world.session("streaming");
     assert_eq!(streaming.selection(world.sequence, 0, 0).unwrap(), (0..16).chain(237..300).collect::<Vec<i64>>());
-    // Of one of the heads alone.
+    // One of the KV heads streams, the other does not.
     let mut options = SessionOptions::new().window_tokens(64).sink_tokens(16);
     options.streaming_heads = (0..KV_HEADS).map(|head| head == 1).collect();
     let mut session = Session::new(&world.cache, &options).unwrap();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-//! Hidden states, offloaded weights and what devices answer. $TANDEM_TEST_MODULE is the path of a device module: libtandem-standin.so of
-//! the library's tests, which lives in host memory, or libtandem-cuda.so, where what needs the former is left out. Without it these
-//! tests are left out, and say so.
+//! Tests hidden states, offloaded weights and errors of devices. $TANDEM_TEST_MODULE is the path of a device module.
+//! libtandem-standin.so of the library's tests lives in host memory. With libtandem-cuda.so, checks that need the stand-in
+//! are left out. Without the variable all these tests are left out, and say so.
 mod common;
 use common::*;
 use std::ffi::{c_void, CStr, CString};
@@ -18,7 +18,7 @@ extern "C" {
     fn dlsym(library: *mut c_void, name: *const c_char) -> *mut c_void;
 }
 
-/// What a test does to the device: the first members of the module's table.
+/// Controls of the stand-in: the first members of the module's table.
 #[repr(C)]
 struct Controls {
     reset: unsafe extern "C" fn(),
@@ -28,10 +28,10 @@ struct Controls {
 }
 const CREATE_EVENT: i32 = 16;
 
-/// The module, for one test at a time: all engines share its device.
+/// The module, held by one test at a time, because all engines share its device.
 struct Module {
     path: String,
-    controls: Option<&'static Controls>, // of the stand-in
+    controls: Option<&'static Controls>, // None: not the stand-in
     _alone: MutexGuard<'static, ()>,
 }
 
@@ -65,7 +65,7 @@ impl Drop for Module {
     }
 }
 
-/// A function of a shared library.
+/// Loads a shared library and returns a function of it.
 fn function(library: &str, name: &CStr) -> Option<*mut c_void> {
     let path = CString::new(library).unwrap();
     // SAFETY: texts that live during the calls.
@@ -77,7 +77,8 @@ fn function(library: &str, name: &CStr) -> Option<*mut c_void> {
 }
 
 impl Module {
-    /// What is in device memory, behind the work of the default stream: for the stand-in, whose memory is the host's, now.
+    /// Copies device memory after the work of the default stream. The stand-in's memory, which is host memory, is read at
+    /// once.
     fn read(&self, from: *const c_void, to: &mut [u8]) {
         if self.controls.is_some() {
             // SAFETY: memory of the stand-in, which it may be about to write.
@@ -100,7 +101,7 @@ impl Module {
     }
 }
 
-/// Numbers that bf16 holds, up to `most`.
+/// Numbers up to `most` that bf16 represents exactly.
 fn short_numbers(n: usize, seed: u64, most: f32) -> Vec<f32> {
     numbers(n, seed).into_iter().map(|x| f32::from_bits((x * most).to_bits() & 0xffff_0000)).collect()
 }
@@ -117,11 +118,11 @@ fn bytes(values: &[f32]) -> Vec<u8> {
     values.iter().flat_map(|x| x.to_ne_bytes()).collect()
 }
 
-/// A layer whose keys and values come of hidden states by w_k and w_v `[KV_HEADS * DIM, HIDDEN]`.
+/// A layer whose keys and values are made of hidden states by w_k and w_v `[KV_HEADS * DIM, HIDDEN]`.
 struct Projected {
     w: [Vec<f32>; 2],
     b_k: Vec<f32>,
-    in_blocks: bool, // of weights, not in the projection
+    in_blocks: bool, // w_k and w_v are blocks of Weights, not in the projection
 }
 
 impl Projected {
@@ -137,7 +138,7 @@ impl Projected {
         (projection.w_order, projection.b_k) = (WeightOrder::OutIn, Some(self.b_k.clone()));
         layer().projection(projection)
     }
-    /// Keys and values of hidden states.
+    /// Computes keys and values from hidden states.
     fn of(&self, x: &[f32]) -> [Vec<f32>; 2] {
         let row = |w: &[f32], x: &[f32]| w.iter().zip(x).map(|(w, x)| f64::from(*w) * f64::from(*x)).sum::<f64>();
         let all = |w: &[f32], bias: &dyn Fn(usize) -> f64| {
@@ -156,7 +157,7 @@ fn hidden(x: &[f32]) -> TensorRef<'_> {
     TensorRef::new(x, &[x.len() / HIDDEN, HIDDEN]).unwrap()
 }
 
-/// Appended and attended with their hidden states, which can be read back.
+/// Appends and attends tokens with their hidden states, and reads the hidden states back.
 #[test]
 fn hidden_states_stay_with_their_tokens() {
     let (projected, engine) = (Projected::new(), engine());
@@ -206,7 +207,7 @@ fn projections_that_are_refused() {
     refused(Model::new(&[f32s]), Status::Unsupported, "layers[0].projection.w_type", "f32");
     let f32s = layer().projection(Projection::in_blocks(64, Dtype::F32));
     refused(Model::new(&[f32s]), Status::Unsupported, "layers[0].projection.w_type", "f32");
-    // SAFETY: likewise.
+    // SAFETY: refused before it is read.
     let one = unsafe { Projection::on_device(64, Dtype::F16, std::ptr::without_provenance(16), std::ptr::null()) };
     let one = layer().projection(one);
     refused(Model::new(&[one]), INVALID, "layers[0].projection.w_v", "the other is given");
@@ -215,7 +216,7 @@ fn projections_that_are_refused() {
     refused(cache.map(drop), INVALID, "x_type", "no layer has a projection");
 }
 
-/// Memory of the device with these contents: blocks that stay there.
+/// Device memory with these contents: resident blocks.
 struct OnDevice(Weights);
 
 impl OnDevice {
@@ -235,7 +236,7 @@ impl OnDevice {
         let like = *TensorRef::new(&values, shape).unwrap().as_raw();
         sys::tandem_tensor { device_type: sys::TANDEM_DEVICE_CUDA, data: self.at(i), ..like }
     }
-    /// n values, once there is no NaN among them.
+    /// Reads n values. Waits, for at most 20 s, until none of them is NaN.
     fn read(&self, module: &Module, i: i32, n: usize) -> Vec<f32> {
         let (mut bytes, end) = (vec![0; 4 * n], Instant::now() + Duration::from_secs(20));
         loop {
@@ -249,7 +250,7 @@ impl OnDevice {
     }
 }
 
-/// A sequence whose keys outside the window are made of hidden states: what the store has in their place, NaN, is not attended.
+/// A sequence whose keys outside the window are made of hidden states. The store has NaN in their place.
 struct Rebuilt {
     cache: Cache,
     session: Session,
@@ -282,7 +283,7 @@ impl Rebuilt {
     }
     fn attend(&mut self) -> Result<()> {
         let (memory, kv_shape) = (&self.memory, [1, KV_HEADS, DIM]);
-        // SAFETY: memory of the device, which lives longer than the call is under way.
+        // SAFETY: device memory that stays valid until the call has ended.
         unsafe {
             let (q, o) = (TensorRef::from_raw(memory.tensor(0, &Q_SHAPE)), TensorMut::from_raw(memory.tensor(4, &Q_SHAPE)));
             let (k, v) = (memory.tensor(1, &kv_shape), memory.tensor(2, &kv_shape));
@@ -299,18 +300,18 @@ impl Rebuilt {
     }
 }
 
-/// A model's indexer leaves its indices in device memory.
+/// The indices of a selection may be in device memory, as a model's indexer leaves them.
 #[test]
 fn keys_are_named_in_device_memory() {
     let Some(module) = Module::open() else { return };
     let world = World::on(module.engine(), 300, 1);
-    let (q, idx) = (numbers(Q_HEADS * DIM, 18), [3, 40, 298, 7, 8, -1]); // of two KV heads
+    let (q, idx) = (numbers(Q_HEADS * DIM, 18), [3, 40, 298, 7, 8, -1]); // three for each of two KV heads
     let bits = idx.map(|key: i32| f32::from_bits(key as u32));
     let o = vec![f32::NAN; q.len()];
     let memory = OnDevice::new(&world.engine, &[&q, &bits, &o]);
     let options = SessionOptions::new().window_tokens(WINDOW as i64);
     let mut session = Session::new(&world.cache, &options).unwrap();
-    // SAFETY: memory of the device, which lives longer than the call is under way.
+    // SAFETY: device memory that stays valid until the call has ended.
     unsafe {
         let like = memory.tensor(1, &[1, KV_HEADS, 3]);
         let named = TensorRef::from_raw(sys::tandem_tensor { dtype: sys::TANDEM_I32, ..like });
@@ -343,7 +344,7 @@ fn keys_are_made_of_hidden_states() {
     refused(Session::new(&plain.cache, &options).map(drop), Status::Unsupported, "route", "has no projection");
 }
 
-/// By matrices that cross the bus themselves. The session keeps them.
+/// Makes keys with matrices that cross the bus themselves. The session keeps the dropped weights alive.
 #[test]
 fn keys_are_made_by_offloaded_weights() {
     let Some(module) = Module::open() else { return };
@@ -368,7 +369,7 @@ fn keys_are_made_by_offloaded_weights() {
     rebuilt.check(&module);
 }
 
-/// Who computes, as the planner says: all outside the window crosses the bus where the route says so.
+/// With route "stream", the planner sends all keys outside the window over the bus.
 #[test]
 fn plans_of_calls() {
     let Some(module) = Module::open() else { return };
@@ -384,7 +385,7 @@ fn plans_of_calls() {
     refused(World::new(1, 1).session("all").plan(0, &[10], None), Status::Unsupported, "session", "device");
 }
 
-/// Blocks that stay and blocks that cross the bus, round after round, from a device that is late, in two threads.
+/// Two threads read resident and streamed blocks round after round, on a slow device.
 #[test]
 fn blocks_are_what_was_given() {
     let Some(module) = Module::open() else { return };
@@ -392,7 +393,7 @@ fn blocks_are_what_was_given() {
     let slices: Vec<&[u8]> = blocks.iter().map(Vec::as_slice).collect();
     let engine = module.engine();
     let weights = Weights::new(&engine, &slices, &WeightsOptions::new().resident_bytes(8000)).unwrap();
-    drop(engine); // the weights keep it
+    drop(engine); // the weights keep the engine alive
     if let Some(controls) = module.controls {
         // SAFETY: takes a number.
         unsafe { (controls.set_delay)(50_000) };
@@ -410,7 +411,7 @@ fn blocks_are_what_was_given() {
             }
             if i % 2 == 0 {
                 block.done().unwrap();
-            } // else it is dropped
+            } // else the block is dropped
         }
     };
     round(0);
@@ -446,7 +447,7 @@ fn weights_that_are_refused() {
     assert_eq!(Status::from_code(status), Status::InvalidState);
 }
 
-/// Whatever a device answers comes through; afterwards the same call goes through. Some of these statuses nobody else gives.
+/// Errors of the device reach the caller, and the next call succeeds. Some of these statuses come from no other call.
 #[test]
 fn what_a_device_answers() {
     let Some(module) = Module::open() else { return };

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-//! Bad input: the status, the field and a message that says the value. Each status that can be provoked without a device.
+//! Bad input gives a status, a field and a message with the value. Tests each status that can be provoked without a device.
 //!
-//! `InvalidHandle` by a raw call, since the types of this crate rule it out; `DeviceLost`, `Io`, `Corrupt` and `Internal`,
-//! which take a device that answers so, in device.rs.
+//! `InvalidHandle` is tested by a raw call, because the types of this crate rule it out. `DeviceLost` and `Internal` need a
+//! device that returns them, and are tested in device.rs. `Io` and `Corrupt` are tested in device.rs and saving.rs.
 mod common;
 use common::*;
 use std::ops::ControlFlow;
@@ -153,7 +153,7 @@ fn named_keys() {
     refused(too_many, INVALID, "shape", "more than memory");
 }
 
-/// By a flag and by the callback, whose panic comes out of the call; then the same call goes through.
+/// Stops a call by a flag and by the callback, whose panic comes out of the call. Then the same call succeeds.
 #[test]
 fn a_call_that_is_stopped() {
     let world = World::new(10, 1);
@@ -201,7 +201,7 @@ fn a_sequence_in_flight_is_busy() {
     world.cache.truncate(world.sequence, 0).unwrap();
 }
 
-/// Tensors in device memory go through as they are: an engine without a device says so.
+/// Tensors in device memory reach the library unchanged. An engine without a device refuses them.
 #[test]
 fn device_tensors_without_a_device() {
     let world = World::new(10, 1);
@@ -217,12 +217,12 @@ fn device_tensors_without_a_device() {
 fn handles_are_checked_by_the_library() {
     let world = World::new(1, 1);
     let foreign = world.cache.as_ptr().cast::<sys::tandem_engine>();
-    // SAFETY: handles are told apart without being read.
+    // SAFETY: handles are compared without being dereferenced.
     let status = unsafe { sys::tandem_engine_drain(foreign, 0, null_mut()) };
     assert_eq!(Status::from_code(status), Status::InvalidHandle);
 }
 
-/// Refuses while it is told to, and waits in requests of other threads while it is told to.
+/// An allocator that can be told to refuse, and to wait in requests of other threads.
 struct Heap {
     refuses: AtomicBool,
     waits: AtomicBool,
@@ -238,7 +238,7 @@ unsafe impl HostAllocator for Heap {
             std::thread::sleep(Duration::from_millis(1));
         }
         assert!(bytes > 0 && !self.refuses.load(Ordering::SeqCst), "a panic counts as a refusal");
-        assert!(alignment <= 4096); // one for all, so that free() knows it
+        assert!(alignment <= 4096); // one alignment for all, so that free() knows it
         let layout = std::alloc::Layout::from_size_align(bytes, 4096).ok()?;
         // SAFETY: not 0 bytes.
         NonNull::new(unsafe { std::alloc::alloc(layout) })
@@ -268,7 +268,7 @@ fn an_allocator_that_panics_refuses() {
     world.cache.reserve(world.sequence, 100_000).unwrap();
 }
 
-/// A selection in the background waits for memory, and a drain does not wait longer than it is told.
+/// A background selection waits for memory, and a drain returns after its timeout.
 #[test]
 fn a_drain_that_takes_too_long() {
     let (heap, options) = heap();
@@ -279,7 +279,7 @@ fn a_drain_that_takes_too_long() {
     let mut o = vec![f32::NAN; q.len()];
     heap.waits.store(true, Ordering::SeqCst);
     let end = Instant::now() + Duration::from_secs(60);
-    // Another thread drains, as the append after the one that started the selection waits for it.
+    // Another thread drains, because the append after the one that started the selection waits for it.
     let drained = std::thread::scope(|scope| {
         let engine = &world.engine;
         let drain = scope.spawn(move || {
@@ -300,7 +300,7 @@ fn a_drain_that_takes_too_long() {
     world.engine.drain(None).unwrap();
 }
 
-/// More threads than there is room for their stacks, in a process of its own whose address space is limited.
+/// Starts more threads than there is stack space for, in a process of its own with limited address space.
 #[test]
 fn threads_that_cannot_be_started() {
     const VARIABLE: &str = "TANDEM_TEST_LIMITED";

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-//! The example's model against the logits that Hugging Face Transformers computed in f32.
+//! Compares the example's model with the logits that Hugging Face Transformers computed in f32.
 #[path = "../examples/generate/json.rs"]
 #[allow(dead_code)]
 mod json;
@@ -11,7 +11,7 @@ mod transformer;
 use std::path::PathBuf;
 use tandem::SessionOptions;
 
-const MOST_DIFFERENCE: f32 = 2e-3; // the order of summation
+const MOST_DIFFERENCE: f32 = 2e-3; // from the order of summation
 const LAST: usize = 32;
 
 struct Golden {
@@ -46,13 +46,13 @@ fn check(logits: &[f32], golden: &[f32]) {
 #[test]
 fn prefill_gives_golden_logits() {
     let golden = golden();
-    let mut model = open("hgca"); // an append attends everything
+    let mut model = open("hgca"); // under "hgca" too, an append attends everything
     model.forward(&golden.prompt[..512]).unwrap();
     let logits = model.forward(&golden.prompt[512..]).unwrap();
     check(&logits[(512 - LAST) * 256..], &golden.logits);
 }
 
-/// The last 32 bytes one at a time, through the other kernels.
+/// Decodes the last 32 bytes one at a time, which uses other kernels.
 #[test]
 fn decode_gives_golden_logits() {
     let golden = golden();

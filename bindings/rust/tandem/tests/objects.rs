@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-//! Owners of sequences, what values look like for a debugger, setters of options.
+//! Tests owners of sequences, Debug output, and setters of options.
 mod common;
 use common::*;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ fn a_sequence_goes_with_its_owner() {
     drop(prompt);
     assert_eq!(n_sequences(), 2);
     refused(world.cache.length(name, 0), Status::NotFound, "sequence", &name.to_raw().to_string());
-    let (q, mut o) = (numbers(Q_HEADS * DIM, 3), vec![f32::NAN; Q_HEADS * DIM]); // pages that both had are the fork's
+    let (q, mut o) = (numbers(Q_HEADS * DIM, 3), vec![f32::NAN; Q_HEADS * DIM]); // shared pages are now the fork's
     session.attend(Attend::new(0, &[fork.id()], &[1], heads(&q), heads_mut(&mut o))).unwrap();
     close(&o, &reference(&q, &world.k, &world.v).0);
 
@@ -35,7 +35,7 @@ fn a_sequence_goes_with_its_owner() {
     assert_eq!(n_sequences(), 1);
 }
 
-/// An owner keeps its cache alive, and goes with a sequence that someone else has dropped.
+/// An owner keeps its cache alive. Dropping it is harmless if its sequence is already gone.
 #[test]
 fn an_owner_outlives_the_rest() {
     let world = World::new(1, 1);
@@ -65,7 +65,7 @@ fn every_value_can_be_shown() {
     assert!(format!("{:?}", session.step(&ids, &[1]).unwrap()).starts_with("Step { session: Some(Session"));
     let sequence = Sequence::adopt(&world.cache, world.sequence);
     assert!(format!("{sequence:?}").contains(&format!("{:?}", world.sequence)));
-    // An error of a constructor can be unwrapped, which asks the value to be shown.
+    // unwrap_err() on a constructor's result needs Debug for the value.
     assert_eq!(Engine::new(&EngineOptions::new().n_threads(-1)).unwrap_err().field(), "n_threads");
     let options = EngineOptions::new().log(Arc::new(|_, _| ())).spin(Duration::from_micros(7));
     let shown = format!("{options:?}");

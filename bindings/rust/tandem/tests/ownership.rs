@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-//! Who keeps whom alive, on which threads, and what happens to a panic in a callback.
+//! Tests which objects keep others alive, on which threads, and what happens to a panic in a callback.
 mod common;
 use common::*;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -30,7 +30,7 @@ fn decode(session: &mut Session, sequence: SequenceId, q: &[f32]) -> Vec<f32> {
     o
 }
 
-/// Every order of dropping engine, model, cache and session, with use of what is left after each drop.
+/// Drops engine, model, cache and session in every order, and uses the rest after each.
 #[test]
 fn teardown_in_any_order() {
     let q = numbers(Q_HEADS * DIM, 3);
@@ -63,7 +63,7 @@ fn teardown_in_any_order() {
     }
 }
 
-/// A step that is never ended goes with its session.
+/// A step that is never ended ends with its session.
 #[test]
 fn a_forgotten_step_ends_with_the_session() {
     let world = World::new(40, 1);
@@ -74,7 +74,7 @@ fn a_forgotten_step_ends_with_the_session() {
     world.cache.truncate(world.sequence, 10).unwrap();
 }
 
-/// Eight threads with a session each on one engine and one cache, and a session that moves from thread to thread.
+/// Eight threads share one engine and one cache, each with its own session. One session moves from thread to thread.
 #[test]
 fn eight_threads_on_one_engine() {
     let world = World::new(200, 1);
@@ -108,7 +108,7 @@ fn eight_threads_on_one_engine() {
     }
 }
 
-/// Memory from the system, but none for what other threads ask for: selections then stay where they are, and are logged.
+/// System memory, but none for other threads' requests. Background selections then stay unchanged, which is logged.
 struct NoneElsewhere(std::thread::ThreadId, std::sync::atomic::AtomicBool);
 
 // SAFETY: the memory is the system allocator's.
@@ -117,7 +117,7 @@ unsafe impl HostAllocator for NoneElsewhere {
         if self.1.load(Ordering::SeqCst) && std::thread::current().id() != self.0 {
             return None;
         }
-        assert!(alignment <= 4096); // one for all, so that free() knows it
+        assert!(alignment <= 4096); // one alignment for all, so that free() knows it
         let layout = std::alloc::Layout::from_size_align(bytes.max(1), 4096).ok()?;
         // SAFETY: not 0 bytes.
         std::ptr::NonNull::new(unsafe { std::alloc::alloc_zeroed(layout) })
@@ -128,7 +128,7 @@ unsafe impl HostAllocator for NoneElsewhere {
     }
 }
 
-/// The library logs, the log panics, the call returns; the log goes with the last owner and not before.
+/// The library logs, the log panics, and the call still returns. The log is dropped with its last owner and not before.
 #[test]
 fn a_panic_in_the_log_stays_there() {
     let heap: &'static NoneElsewhere =
@@ -143,17 +143,17 @@ fn a_panic_in_the_log_stays_there() {
     let world = World::on(Engine::new(&options).unwrap(), 0, 1);
     drop(options);
     let (cache, sequence) = (world.cache.clone(), world.sequence);
-    // beta = 0 keeps every key, so that each eviction has something to copy.
+    // beta = 0 keeps every key, so each eviction has a key to copy.
     let session = SessionOptions::new().policy("hgca").window_tokens(16).sink_tokens(0).beta(0.0);
     let mut session = Session::new(&cache, &session).unwrap();
-    drop((world, cache)); // the session keeps the log
+    drop((world, cache)); // the session keeps the log alive
     heap.1.store(true, Ordering::SeqCst);
     let (q, k, v) = (numbers(Q_HEADS * DIM, 3), numbers(KV_HEADS * DIM, 4), numbers(KV_HEADS * DIM, 5));
     let mut o = vec![f32::NAN; q.len()];
     let end = std::time::Instant::now() + std::time::Duration::from_secs(60);
     while n_messages.load(Ordering::SeqCst) == 0 && std::time::Instant::now() < end {
         session.attend(Attend::new(0, &[sequence], &[1], heads(&q), heads_mut(&mut o)).append(kv(&k), kv(&v))).unwrap();
-        std::thread::sleep(std::time::Duration::from_millis(1)); // the background takes the selection
+        std::thread::sleep(std::time::Duration::from_millis(1)); // time for the background to make the selection
     }
     assert!(n_messages.load(Ordering::SeqCst) > 0);
     close(&o, &expected(&v).collect::<Vec<f64>>());
@@ -162,7 +162,7 @@ fn a_panic_in_the_log_stays_there() {
     assert_eq!(Arc::strong_count(&n_messages), 1); // the closure is gone
 }
 
-/// Equal values everywhere: whatever the weights, o is the value of the query head's KV head.
+/// Expected output: all values are equal, so whatever the weights, o is the value of the query head's KV head.
 fn expected(v: &[f32]) -> impl Iterator<Item = f64> + '_ {
     (0..Q_HEADS).flat_map(|head| v[head / (Q_HEADS / KV_HEADS) * DIM..][..DIM].iter().map(|&x| f64::from(x)))
 }

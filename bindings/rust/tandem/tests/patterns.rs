@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
-//! Files of head patterns: what is read, and what is refused.
+//! Tests reading files of head patterns, and refusals.
 mod common;
 use common::*;
 use std::path::{Path, PathBuf};
 use tandem::*;
 
-/// A file with the text, removed at the end of its test.
+/// A file with this text, removed at the end of the test.
 struct File(PathBuf);
 
 impl File {

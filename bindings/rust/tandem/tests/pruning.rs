@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT
-//! Policy "hip" against double precision, against "all", and what of its options is refused.
+//! Compares policy "hip" with double precision and with "all", and tests which options are refused.
 mod common;
 use common::*;
 use tandem::*;
 
 const N: usize = 3000;
-const NEEDLE: usize = 1234; // outside of sinks and window
+const NEEDLE: usize = 1234; // a token outside of sinks and window
 
-/// 16 sinks, a window of 64 tokens, and as many others as are said, in chunks of 8.
+/// Attends 16 sinks, a window of 64 tokens, and `keep_tokens` others in chunks of 8.
 fn record(keep_tokens: i64) -> PruningRecord {
     PruningRecord::new().sink_tokens(16).window_tokens(64).stages(vec![PruningStage::new(Judge::Bounds, 8, keep_tokens)])
 }
@@ -16,7 +16,7 @@ fn options(policy: &str, pruning: Pruning) -> SessionOptions {
     SessionOptions::new().policy(policy).pruning(pruning)
 }
 
-/// The last query, what it has attended, and all keys and values.
+/// The last query, its output, and all keys and values.
 struct Decoded {
     q: Vec<f32>,
     o: Vec<f32>,
@@ -24,8 +24,8 @@ struct Decoded {
     v: Vec<f32>,
 }
 
-/// Appends N tokens to a sequence of its own, then one more. The key of the token NEEDLE is a multiple of the last query's
-/// first head in each group.
+/// Appends N tokens to a new sequence, then one more. In each group, the key of token NEEDLE is a multiple of the last
+/// query's first head.
 fn decode(world: &World, session: &mut Session) -> Decoded {
     let (q, v) = (numbers((N + 1) * Q_HEADS * DIM, 3), numbers((N + 1) * KV_HEADS * DIM, 5));
     let (mut k, mut o) = (numbers((N + 1) * KV_HEADS * DIM, 4), vec![f32::NAN; q.len()]);
@@ -43,7 +43,7 @@ fn decode(world: &World, session: &mut Session) -> Decoded {
     Decoded { q: last.to_vec(), o: o.split_off(N * Q_HEADS * DIM), k, v }
 }
 
-/// The first query head of each group.
+/// Returns the first query head of each group.
 fn first_heads(all: &[f32]) -> Vec<f32> {
     all.chunks(Q_HEADS / KV_HEADS * DIM).flat_map(|group| group[..DIM].to_vec()).collect()
 }
@@ -119,7 +119,7 @@ fn what_is_refused() {
     second(stage.from_tokens(9).to_tokens(9), "to_tokens", "= 9");
 }
 
-/// The engine reads the same options: what a plan of memory counts and whether a layer is supported.
+/// The engine's functions for memory plans and support read the pruning options too.
 #[test]
 fn plans_know_pruning() {
     let world = World::new(0, 1);

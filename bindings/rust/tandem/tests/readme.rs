@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-//! The program in bindings/rust/README.md is the example, which the crate's documentation runs.
+//! The program in bindings/rust/README.md is the example that the crate's documentation runs.
 
 #[test]
 fn readme_shows_the_smallest_example() {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-//! Weight files as a broken download or an attacker leaves them: the example's reader refuses them, and says why in a line.
+//! The example's reader refuses weight files that a broken download or an attacker left, with a message of one line.
 #[path = "../examples/generate/json.rs"]
 #[allow(dead_code)]
 mod json;
@@ -42,7 +42,7 @@ fn expect_refused(result: Result<Weights, String>, named: &[&str]) {
     assert!(message.len() < 600 && !message.contains('\n'), "{} bytes: {:.600}", message.len(), message);
 }
 
-/// F32 tensors: name, first byte, last byte + 1.
+/// A header of F32 tensors, each with its name, first byte, and last byte + 1.
 fn header(tensors: &[(&str, usize, usize)]) -> String {
     let entry = |&(name, first, end): &(&str, usize, usize)| {
         let length = (end - first) / 4;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-//! Sequences in files: what goes on from them, and what is refused.
+//! Tests calls on loaded sequences, and refusals.
 mod common;
 use common::*;
 use std::collections::BTreeMap;
@@ -8,7 +8,7 @@ use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::path::PathBuf;
 use tandem::*;
 
-/// A folder of its own, removed at the end.
+/// A folder for one test, removed at its end.
 struct Folder(PathBuf);
 
 impl Folder {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-//! Attention over tensors of the caller's own against attention in double precision, and what is refused.
+//! Compares attention over the caller's own tensors with double precision, and tests refusals.
 mod common;
 use common::*;
 use std::ops::ControlFlow;
@@ -40,7 +40,7 @@ fn sequences_masks_and_windows() {
     let expected = |t: usize, first: usize, end: usize| {
         reference(&q[t * Q_HEADS * DIM..][..Q_HEADS * DIM], &k[first * row..end * row], &v[first * row..end * row]).0
     };
-    // Sequences of 1 and 2 queries, of 40 and 50 keys.
+    // Two sequences, of 1 and 2 queries and of 40 and 50 keys.
     let attend = |change: &dyn for<'a> Fn(AttendTensors<'a>) -> AttendTensors<'a>| {
         let mut o = vec![f32::NAN; q.len()];
         let args = AttendTensors::new(heads(&q), kv(&k), kv(&v), heads_mut(&mut o)).q_lens(&[1, 2]).kv_lens(&[40, 50]);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-//! As much JSON as model files have.
+//! A JSON parser for model files. It supports what these files contain.
 use std::collections::BTreeMap;
 
-/// A text for a message: quoted, at most 60 characters of it.
+/// Quotes a text for a message, cut to 60 characters.
 pub fn brief(text: &str) -> String {
     match text.char_indices().nth(60) {
         Some((end, _)) => format!("{:?}…", &text[..end]),
@@ -48,7 +48,7 @@ impl Json {
             _ => None,
         }
     }
-    /// Numbers that are lengths or offsets.
+    /// The numbers of a list, if all are lengths or offsets.
     pub fn lengths(&self) -> Option<Vec<usize>> {
         let Self::List(values) = self else { return None };
         values.iter().map(|value| value.number().filter(|n| *n >= 0.0 && n.fract() == 0.0).map(|n| n as usize)).collect()
@@ -135,7 +135,7 @@ impl Parser<'_> {
             }
         }
     }
-    /// Names of tensors and the like: of the escapes those that stand for one character.
+    /// Parses a string, such as a tensor's name. Only escapes of one character are supported.
     fn string(&mut self) -> Result<String, String> {
         if self.peek() != b'"' {
             return Err(self.wrong("'\"'"));

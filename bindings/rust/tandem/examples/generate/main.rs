@@ -9,7 +9,7 @@ use std::path::Path;
 use tandem::SessionOptions;
 use transformer::{Failure, Transformer};
 
-/// Of one row of logits.
+/// Returns the most likely byte of one row of logits.
 fn most_likely(logits: &[f32]) -> u8 {
     let best = (0..logits.len()).max_by(|&a, &b| logits[a].total_cmp(&logits[b]));
     best.unwrap_or(0) as u8

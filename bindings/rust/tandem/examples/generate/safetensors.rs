@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-//! Reads safetensors: a length, a JSON header, the data of the tensors that it lists. As in the format's reference
-//! implementation, no key may appear twice, and the tensors cover the data without overlaps and without holes.
+//! Reads safetensors: a length, a JSON header, and the data of the tensors that the header lists. As in the format's
+//! reference implementation, no key may appear twice, and the tensors cover the data without overlaps or holes.
 use crate::json::{brief, Json};
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -20,7 +20,7 @@ pub struct Weights {
     data: Vec<u8>,
 }
 
-/// Reading a pipe would wait for a writer, and a device may have no end.
+/// Reads a regular file. Other kinds are refused: reading a pipe would wait for a writer, and a device may have no end.
 pub fn read_regular(path: &Path) -> Result<Vec<u8>, String> {
     let wrong = |what: &str| format!("{}: {what}", path.display());
     if !std::fs::metadata(path).map_err(|error| wrong(&error.to_string()))?.is_file() {
@@ -39,7 +39,7 @@ fn element_bytes(dtype: &str) -> Option<usize> {
     }
 }
 
-/// One entry of the header, checked against the length of the data.
+/// Parses an entry of the header and checks it against the length of the data.
 fn tensor(entry: &Json, n_data_bytes: usize) -> Result<Tensor, String> {
     let dtype = entry.get("dtype").and_then(Json::text).ok_or("has no dtype")?;
     let size = element_bytes(dtype).ok_or_else(|| format!("has dtype {}, which is unknown", brief(dtype)))?;
@@ -56,7 +56,7 @@ fn tensor(entry: &Json, n_data_bytes: usize) -> Result<Tensor, String> {
     Ok(Tensor { dtype: dtype.to_string(), shape, bytes: first..end })
 }
 
-/// The tensors follow one another from the first byte of the data to the last.
+/// Checks that the tensors follow one another from the first byte of the data to the last.
 fn check_cover(tensors: &BTreeMap<String, Tensor>, n_data_bytes: usize) -> Result<(), String> {
     let hole = |first, end| Err(format!("bytes {first} to {end} of the data belong to no tensor"));
     let mut ranges: Vec<_> = tensors.iter().map(|(name, tensor)| (tensor.bytes.start, tensor.bytes.end, name)).collect();
@@ -101,7 +101,7 @@ impl Weights {
         Ok(Self { path, tensors, data })
     }
 
-    /// The bytes of a tensor of this shape, and its type.
+    /// Returns the bytes and type of a tensor, which must have this shape.
     pub fn find(&self, name: &str, shape: &[usize]) -> Result<(&[u8], &str), String> {
         let tensor = self.tensors.get(name).ok_or_else(|| format!("{}: tensor {name} is missing", self.path))?;
         if tensor.shape != shape {
@@ -111,7 +111,7 @@ impl Weights {
         Ok((&self.data[tensor.bytes.clone()], &tensor.dtype))
     }
 
-    /// The same widened to f32.
+    /// Returns a tensor widened to f32.
     pub fn read_f32(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, String> {
         let (bytes, dtype) = self.find(name, shape)?;
         match dtype {

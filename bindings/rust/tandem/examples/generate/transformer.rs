@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-//! A Llama-family transformer in plain Rust, f32, whose attention is Tandem's: `forward` is the whole decode loop's body.
+//! A Llama-family transformer in plain Rust, in f32, with Tandem's attention. `forward` is the whole body of the decode
+//! loop.
 use crate::json::Json;
 use crate::safetensors::{read_regular, Weights};
 use std::path::Path;
@@ -9,7 +10,7 @@ use tandem::{SessionOptions, TensorMut, TensorRef};
 
 pub type Failure = Box<dyn std::error::Error>;
 
-/// What config.json says.
+/// Members of config.json.
 pub struct Config {
     pub hidden: usize,
     pub n_layers: usize,
@@ -51,7 +52,7 @@ impl Config {
     }
 }
 
-/// Matrices are `[n_out, n_in]`.
+/// A layer's weights. Matrices are `[n_out, n_in]`.
 struct Layer {
     attention_norm: Vec<f32>,
     qkv: Vec<f32>,
@@ -93,7 +94,7 @@ pub struct Transformer {
 }
 
 impl Transformer {
-    /// K and V are kept in f32; the library applies RoPE at attend time.
+    /// Loads the model and makes its attention. K and V are kept in f32; the library applies RoPE.
     pub fn open(directory: &Path, session: &SessionOptions) -> Result<Self, Failure> {
         let config = Config::open(directory)?;
         let weights = Weights::open(&directory.join("model.safetensors"))?;
@@ -109,13 +110,13 @@ impl Transformer {
             final_norm: weights.read_f32("model.norm.weight", &[config.hidden])?,
             layers: layers.collect::<Result<_, _>>()?,
             session: Session::new(&cache, session)?,
-            sequence: cache.create_sequence()?, // the session keeps the cache
+            sequence: cache.create_sequence()?, // the session keeps the cache alive
             n_threads: thread::available_parallelism().map_or(1, usize::from),
             config,
         })
     }
 
-    /// Appends tokens in one step; gives the logits `[tokens.len(), vocab]`.
+    /// Appends tokens in one step and returns the logits `[tokens.len(), vocab]`.
     pub fn forward(&mut self, tokens: &[u8]) -> Result<Vec<f32>, Failure> {
         let (c, n, threads) = (&self.config, tokens.len(), self.n_threads);
         let (q, kv, d) = (c.q_size(), c.kv_size(), c.head_dim);
@@ -146,7 +147,7 @@ impl Transformer {
     }
 }
 
-/// weight * x / sqrt(mean(x^2) + eps), row by row.
+/// Returns weight * x / sqrt(mean(x^2) + eps), row by row.
 fn normalized(x: &[f32], weight: &[f32], eps: f64) -> Vec<f32> {
     let mut out = Vec::with_capacity(x.len());
     for row in x.chunks_exact(weight.len()) {
@@ -161,7 +162,7 @@ fn add(x: &mut [f32], y: &[f32]) {
     x.iter_mut().zip(y).for_each(|(x, y)| *x += y);
 }
 
-/// Sixteen sums side by side, which a compiler turns into vectors.
+/// Dot product by sixteen parallel sums, which a compiler turns into vectors.
 fn dot(a: &[f32], b: &[f32]) -> f32 {
     let mut sums = [0f32; 16];
     let (a, b) = (a.chunks_exact(16), b.chunks_exact(16));
@@ -174,13 +175,13 @@ fn dot(a: &[f32], b: &[f32]) -> f32 {
     tail + sums.iter().sum::<f32>()
 }
 
-/// y = x W^T for x `[n_rows, n_in]` and W `[n_out, n_in]`, rows cut among threads.
+/// Returns y = x W^T for x `[n_rows, n_in]` and W `[n_out, n_in]`. Threads share the rows.
 fn linear(x: &[f32], weight: &[f32], n_in: usize, n_threads: usize) -> Vec<f32> {
     let (n_rows, n_out) = (x.len() / n_in, weight.len() / n_in);
     let mut y = vec![0f32; n_rows * n_out];
     let rows_each = ((n_rows + n_threads - 1) / n_threads).max(1);
     let multiply = |x: &[f32], y: &mut [f32]| {
-        // Blocks of four rows, so that a row of W is read once for four.
+        // Blocks of four rows, so that a row of W is read once for four rows of x.
         for (x, y) in x.chunks(4 * n_in).zip(y.chunks_mut(4 * n_out)) {
             for (column, weight) in weight.chunks_exact(n_in).enumerate() {
                 for (x, y) in x.chunks_exact(n_in).zip(y.chunks_exact_mut(n_out)) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-//! What the tests share: numbers, a cache with content, attention in double precision.
+//! Shared by the tests: numbers, a cache with content, attention in double precision.
 #![allow(dead_code)]
 use tandem::*;
 
@@ -26,7 +26,7 @@ pub fn engine() -> Engine {
     Engine::new(&EngineOptions::new().n_threads(2).pin_threads(false)).unwrap()
 }
 
-/// A cache in f32 with a sequence of n tokens in each of its layers, and what it holds.
+/// An f32 cache with one sequence of n tokens in each layer, and its content.
 pub struct World {
     pub engine: Engine,
     pub model: Model,
@@ -59,12 +59,12 @@ impl World {
     }
 }
 
-/// [n, KV_HEADS, DIM]
+/// A view [n, KV_HEADS, DIM].
 pub fn kv(data: &[f32]) -> TensorRef<'_> {
     TensorRef::new(data, &[data.len() / (KV_HEADS * DIM), KV_HEADS, DIM]).unwrap()
 }
 
-/// [n, Q_HEADS, DIM]
+/// A view [n, Q_HEADS, DIM].
 pub fn heads(data: &[f32]) -> TensorRef<'_> {
     TensorRef::new(data, &[data.len() / (Q_HEADS * DIM), Q_HEADS, DIM]).unwrap()
 }
@@ -74,7 +74,8 @@ pub fn heads_mut(data: &mut [f32]) -> TensorMut<'_> {
     TensorMut::new(data, &[n, Q_HEADS, DIM]).unwrap()
 }
 
-/// One query [Q_HEADS, DIM] over keys and values [n, KV_HEADS, DIM] by the textbook: o [Q_HEADS, DIM], lse [Q_HEADS].
+/// Textbook attention of one query [Q_HEADS, DIM] over keys and values [n, KV_HEADS, DIM]. Returns o [Q_HEADS, DIM] and lse
+/// [Q_HEADS].
 pub fn reference(q: &[f32], k: &[f32], v: &[f32]) -> (Vec<f64>, Vec<f64>) {
     let n = k.len() / (KV_HEADS * DIM);
     let (mut o, mut lse) = (Vec::new(), Vec::new());
@@ -103,7 +104,7 @@ pub fn close(got: &[f32], expected: &[f64]) {
     }
 }
 
-/// That a call is refused so, and says so.
+/// Checks the status, field and message of a refused call.
 pub fn refused<T>(result: Result<T>, status: Status, field: &str, message: &str) {
     let Err(error) = result else { panic!("{field}, {message}: was not refused") };
     assert_eq!((error.status(), error.field()), (status, field), "{error}");
