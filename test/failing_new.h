@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Replaces operator new of a program by one that fails the N-th time while armed, on any thread, once or from then on.
-// Included in one file of a program that links the library's objects, or its own news are not among them.
+// Replaces operator new of a program by a version that fails the N-th time while armed, on any thread, once or from then
+// on. Include it in only one file of a program. The program must link the library's objects, otherwise the library's own
+// allocations are not counted.
 #pragma once
 
 #include <atomic>
@@ -13,9 +14,9 @@ namespace failing_new {
 
 inline std::atomic<bool> armed{false};
 inline std::atomic<bool> for_ever{false};
-inline std::atomic<int64_t> n_news{0};    // while armed
+inline std::atomic<int64_t> n_news{0};    // allocations while armed
 inline std::atomic<int64_t> fails_at{0};  // 0: never
-inline bool (*is_watched)() = nullptr;    // whether the calling thread's count; null: every thread's do
+inline bool (*is_watched)() = nullptr;    // returns whether the calling thread's allocations count; null: all threads' do
 
 inline bool refuses() {
   if (!armed.load(std::memory_order_acquire) || (is_watched != nullptr && !is_watched())) return false;
@@ -37,13 +38,13 @@ inline void* allocate_or_throw(size_t bytes, size_t alignment) {
 
 }  // namespace failing_new
 
-// oneDNN loses what it has made of a primitive when it is refused memory for the rest. Programs that refuse none are told of
-// what is lost there.
+// oneDNN leaks part of a primitive when it is refused memory for the rest. Only programs that refuse no memory report such
+// leaks.
 #if defined(__SANITIZE_ADDRESS__)
 extern "C" const char* __lsan_default_suppressions() { return "leak:libdnnl\n"; }
 #endif
 
-// Not inlined: compilers warn of a free() that they see at the end of a delete.
+// Not inlined, because compilers warn about a free() that they see at the end of a delete.
 #define NOT_INLINED [[gnu::noinline]]
 
 NOT_INLINED void* operator new(size_t n) { return failing_new::allocate_or_throw(n, 1); }

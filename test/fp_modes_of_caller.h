@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Floating-point modes that a program may have set. Nothing where the tests know no modes.
+// Floating-point modes that a program may have set. Does nothing on processors whose modes the tests do not know.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// cmocka in C++, included last: it needs these headers before it, has no extern "C" of its own in every version, and its
+// Includes cmocka in C++. Include it last: cmocka needs these headers before it, not every version has extern "C", and its
 // macro fail() would hide functions of that name.
 #pragma once
 
@@ -16,7 +16,7 @@ extern "C" {
 #undef fail_msg
 #define fail_msg(...) (print_error(__VA_ARGS__), print_error("\n"), _fail(__FILE__, __LINE__))
 
-// Of every program TANDEM_TEST_FILTER=name runs that test alone (* and ? are wild).
+// Returns TANDEM_TEST_FILTER, which limits every program to the test of that name (* and ? are wild cards).
 inline const char* test_filter() {
   const char* name = getenv("TANDEM_TEST_FILTER");
   return name != nullptr && *name != '\0' ? name : nullptr;

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
-// A command line with other flags: programs take no flag twice.
+// A command line with changed flags. Programs refuse a repeated flag.
 #pragma once
 
 #include <algorithm>
 #include <string>
 #include <vector>
 
-// Flags of `changes` replace those of the command, with their values; the others follow at its end.
+// Replaces flags of the command by those of `changes`, with their values. Appends the flags that the command does not have.
 inline std::vector<std::string> with_flags(std::vector<std::string> command, const std::vector<std::string>& changes) {
   const auto is_flag = [](const std::string& word) { return word.rfind("--", 0) == 0; };
   for (const std::string& word : changes) {

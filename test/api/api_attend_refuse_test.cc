@@ -10,7 +10,7 @@ constexpr int32_t kInvalid = TANDEM_ERROR_INVALID_ARGUMENT, kCapacity = TANDEM_E
                   kNotFound = TANDEM_ERROR_NOT_FOUND, kState = TANDEM_ERROR_INVALID_STATE,
                   kUnsupported = TANDEM_ERROR_UNSUPPORTED;
 
-// A valid attend of two sequences, 3 + 2 tokens, whose outputs lie in `out`; a case changes one thing.
+// A valid attend of two sequences with 3 + 2 tokens. Its outputs lie in `out`. A case changes one thing.
 struct Attend {
   int64_t sequences[2];
   int64_t q_lens[2] = {3, 2};
@@ -200,7 +200,7 @@ void test_overlap(void**) {
       });
 }
 
-// A call that would make its sequence too long, of one head: of two, no call has as many queries.
+// Makes a sequence too long, with one head. With two heads no call can have that many queries.
 void test_too_long(void**) {
   World world;
   tandem_layer_options layer = plain_layer();
@@ -215,7 +215,7 @@ void test_too_long(void**) {
   OK(tandem_sequence_create, &sequence, cache);
   Tensor q({2, 1, kDim}, 1), k({2, 1, kDim}, 2), v({2, 1, kDim}, 3);
   OK(tandem_sequence_append, cache, sequence, 0, &k.view, &v.view, nullptr);
-  // Refused before anything is read or written; o begins where the others end.
+  // The call is refused before it reads or writes anything. o begins where the other tensors end.
   const int64_t q_len = INT32_MAX;
   tandem_tensor o = q.view;
   for (tandem_tensor* tensor : {&q.view, &k.view, &v.view, &o}) tensor->shape[0] = q_len;
@@ -235,7 +235,7 @@ void test_too_long(void**) {
   tandem_model_release(model);
 }
 
-// Slices of one buffer do not overlap, though their ranges do: q, k, v and o as columns of one matrix.
+// Slices of one buffer do not overlap although their ranges do: q, k, v and o are columns of one matrix.
 void test_fused_buffer(void**) {
   World fused, apart;
   constexpr int64_t kQ = kQHeads * kDim, kK = kKvHeads * kDim, kRow = 2 * kQ + 2 * kK;
@@ -362,7 +362,7 @@ void test_selection_and_stats(void**) {
   check_all_refused(world, cases, &out);
 }
 
-// Two tokens that continue the last one.
+// Attends two speculative tokens that continue the last token.
 int32_t speculate_in_layer_0(tandem_session* session, int64_t sequence, tandem_error** error) {
   Tensor q({2, kQHeads, kDim}), k({2, kKvHeads, kDim}), v({2, kKvHeads, kDim}), to({2, kQHeads, kDim});
   const int64_t two = 2;
@@ -380,7 +380,7 @@ int32_t speculate_in_layer_0(tandem_session* session, int64_t sequence, tandem_e
   return tandem_attend(session, &args, error);
 }
 
-// What a step and speculative tokens do not allow.
+// Calls that are refused in a step or while tokens are speculative.
 void test_states(void**) {
   World world;
   Outputs out;
@@ -406,7 +406,7 @@ void test_states(void**) {
   check_all_refused(world, {{"more than declared", "tandem_attend", kState, "q_lens", "2",
                              [&](auto e) { return attend_once(world, s, 0, 2, 0, e); }}});
   tandem_error* error = nullptr;
-  assert_int_equal(tandem_step_end(session, nullptr, &error), kState);  // no layer got its token
+  assert_int_equal(tandem_step_end(session, nullptr, &error), kState);  // layer 0 did not get its token
   assert_non_null(std::strstr(tandem_error_message(error), "layer 0"));
   tandem_error_release(error);
   tandem_session_release(second);
@@ -426,7 +426,7 @@ void test_states(void**) {
                     &out);
 }
 
-// Nobody else could commit what a released session has speculated: the sequence is as it was before.
+// Releasing a session drops its speculative tokens, because no other session could commit them.
 void test_speculation_ends_with_its_session(void**) {
   World world;
   tandem_session* other = nullptr;
@@ -491,7 +491,7 @@ void test_plan(void**) {
       &out);
   const tandem_memory_plan untouched = TANDEM_MEMORY_PLAN_INIT;
   assert_memory_equal(&good, &untouched, sizeof good);
-  // A cap that is exceeded: refused, and the plan says by how much.
+  // A plan beyond the cap is refused, and the message says by how much.
   tandem_cache_options capped = TANDEM_CACHE_OPTIONS_INIT;
   capped.host_cap_bytes = int64_t{8} << 20;
   const int64_t long_lens[] = {1 << 20};

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: MIT
-// How long a cancelled append still runs: at most 50 ms, whenever the flag is set.
+// Measures how long a cancelled append still runs: at most 50 ms, whenever the flag is set.
 //
-// A thread sets the flag at moments spread over the whole call, and before it. The layer has a sliding window, so that the
-// call's time grows with the length alone: memory, storing K and V, packing q, attending, merging and writing all get
-// moments.
+// A thread sets the flag before the call and at moments spread over the whole call. The layer has a sliding window, so
+// that the call's time grows with the length alone. Memory, storing K and V, packing q, attending, merging and writing all
+// get moments.
 //
-// On a machine that others use too, wall-clock time says little. What counts is the time that all threads of this process
-// have had a processor between the flag and the return: it includes the page faults and frees that a stall would consist of.
-// A moment that takes too long is tried again, because a stall of the library's own comes back and a neighbour's load does
-// not. The wall clock has a wide bound of its own, against a call that sleeps.
+// On a shared machine wall-clock time is noisy. The test counts the processor time of all threads of this process between
+// the flag and the return, which includes the page faults and frees of a stall. A moment that takes too long is tried
+// again: a stall of the library recurs, load of another process does not. The wall clock has a wide bound of its own, for a
+// call that sleeps.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -38,7 +38,7 @@ double cpu_ms() {
 }
 double ms(Clock::duration d) { return std::chrono::duration<double, std::milli>(d).count(); }
 
-// Zeros where nobody looks at the values: pages appear when they are touched.
+// Zeros, for tensors whose values do not matter. Pages are allocated when they are touched.
 struct LargeTensor {
   std::unique_ptr<float, void (*)(void*)> data;
   tandem_tensor view = {};
@@ -51,7 +51,7 @@ struct LargeTensor {
   }
 };
 
-// One layer and its tensors; a session and a sequence for each call.
+// One layer and its tensors. Each call gets a new session and sequence.
 struct LongWorld {
   tandem_engine* engine = nullptr;
   tandem_model* model = nullptr;
@@ -92,10 +92,10 @@ struct LongWorld {
   }
 };
 
-// What is known of a call that was stopped.
+// Outcome of one stopped call.
 struct Outcome {
   int32_t status = TANDEM_OK;
-  bool was_set = false;  // the flag, before the call had returned
+  bool was_set = false;  // the flag was set before the call returned
   double cpu_ms = 0, wall_ms = 0;
   double call_ms = 0;  // the whole call
 };
@@ -109,7 +109,8 @@ struct Flag {
   }
 };
 
-// after: ms from the call's begin, or from the end of its attention; below 0: the flag is set before the call.
+// after: ms from the start of the call, or from the end of its attention if from_end. Below 0: the flag is set before the
+// call.
 Outcome attend(LongWorld& world, tandem_attend_args args, double after, bool from_end) {
   Flag flag;
   Outcome outcome;
@@ -151,7 +152,7 @@ struct Worst {
   double cpu_ms = 0, wall_ms = 0;
   int n_cancelled = 0;
 
-  // One moment; again where the call took too long, and the best of these counts.
+  // Measures one moment. Repeats it if the call took too long and returns the best try.
   template <typename Call>
   void at(double moment, Call call) {
     double cpu = 1e9, wall = 1e9;
@@ -175,7 +176,7 @@ struct Worst {
   }
 };
 
-// Every call is a session's first: its work space is new.
+// Makes every call the first of its session, so that its work space is new.
 void sweep(const char* policy, const float* sinks) {
   const int64_t n = append_tokens();
   LongWorld world(64, sinks);
@@ -224,7 +225,7 @@ void test_an_append_that_merges_stops_at_once(void**) {
   sweep("all", sinks.data());
 }
 
-// What follows the output cannot be undone: the call returns with its tokens, and the engine's thread goes on.
+// Work after the output cannot be undone: the call returns with its tokens, and the engine's thread continues that work.
 void test_a_re_evaluation_is_not_waited_for(void**) {
   const int64_t n_before = 2 * append_tokens(), n = 64;
   LongWorld world(0, nullptr);
@@ -259,7 +260,7 @@ void test_a_re_evaluation_is_not_waited_for(void**) {
       int64_t length = 0;
       OK(tandem_sequence_length, &length, world.cache, world.sequence, 0);
       assert_int_equal(length, n_before + (outcome.status == TANDEM_OK ? n : 0));
-      if (outcome.status == TANDEM_OK) {  // whoever did the re-evaluation, it is the same
+      if (outcome.status == TANDEM_OK) {  // the result is the same, whichever thread did the re-evaluation
         if (expected.empty()) expected = kept();
         assert_true(kept() == expected);
         assert_true(!expected.empty());

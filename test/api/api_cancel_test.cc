@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// A call that is stopped, by its flag or by its progress callback, has changed nothing, and comes to the same answer when it
-// is made again; progress is told on the calling thread, grows, and ends at its total.
+// A call stopped by its flag or its progress callback changes nothing, and gives the same answer when it is repeated.
+// Progress is reported on the calling thread, grows, and ends at its total.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -15,13 +15,13 @@ namespace {
 
 constexpr int64_t kPrompt = 600;
 
-// Stops or waits at a call of its choice.
+// A progress callback that stops the call or waits at a chosen moment.
 struct Listener {
   std::thread::id caller = std::this_thread::get_id();
   int64_t done = 0, total = 0, n_calls = 0;
-  int64_t stops_at = -1;  // of the calls; -1: never
+  int64_t stops_at = -1;  // number of the callback that stops the call; -1: none
   std::atomic<int32_t>* waits_for = nullptr;
-  bool is_wrong = false;  // thread or numbers
+  bool is_wrong = false;  // wrong thread or wrong numbers
 
   static int32_t hear(int64_t done, int64_t total, void* user) {
     auto& self = *static_cast<Listener*>(user);
@@ -34,7 +34,7 @@ struct Listener {
   }
 };
 
-// An append of q_len tokens to both layers of a world, in a step or not; outputs are NaN before.
+// An append of q_len tokens to both layers of a world, inside a step or not. The outputs hold NaN before.
 struct Append : LayerCall {
   Append(const World& world, int64_t n, int32_t layer_idx, int64_t seed = 50)
       : LayerCall(world.sequence, layer_idx, n, seed) {
@@ -82,7 +82,7 @@ void expect_cancelled(const World& world, Append& append, const char* field) {
   assert_true(kept == selected(world, append.args.layer_idx));
 }
 
-// What a world answers to an append and to ten tokens after it.
+// Returns the answers to an append and to the ten tokens after it.
 std::vector<float> answers(World& world, int32_t layer_idx, Append& append) {
   OK(tandem_attend, world.session, &append.args);
   std::vector<float> all = append.o.values;
@@ -95,7 +95,7 @@ std::vector<float> answers(World& world, int32_t layer_idx, Append& append) {
   return all;
 }
 
-// Stopped at three pieces of work, then not: the answer is that of a world without stops.
+// Stops the call at three pieces of work, then lets it run. The answer must equal that of a world without stops.
 void stop_and_go_on(int32_t matmul_rows) {
   const tandem_engine_options options = options_of(1, matmul_rows);
   for (int32_t layer_idx = 0; layer_idx < kLayers; ++layer_idx) {
@@ -120,8 +120,8 @@ void stop_and_go_on(int32_t matmul_rows) {
 }
 
 void test_progress_stops_a_call(void**) {
-  stop_and_go_on(1 << 20);  // by the kernels of decode
-  stop_and_go_on(1);        // by matrix products
+  stop_and_go_on(1 << 20);  // kernels of decode
+  stop_and_go_on(1);        // matrix products
 }
 
 void test_the_last_piece_can_stop_it_too(void**) {
@@ -143,7 +143,7 @@ void test_the_last_piece_can_stop_it_too(void**) {
   assert_true(listener.done == listener.total);
 }
 
-// What is left of the work is not done: stopped at its first piece, a call takes less than half of its time.
+// A stopped call skips the rest of its work: stopped at its first piece, it takes less than half of its time.
 void test_a_stop_saves_time(void**) {
   const tandem_engine_options options = options_of(1, 1);
   World world(&options);
@@ -153,7 +153,7 @@ void test_a_stop_saves_time(void**) {
     Listener listener;
     listener.stops_at = stops_at;
     append.watch(&listener);
-    const clock_t start = std::clock();  // of the processor: others may have it too
+    const clock_t start = std::clock();  // processor time, because the machine may be shared
     assert_int_equal(tandem_attend(world.session, &append.args, nullptr), expected);
     const clock_t end = std::clock();
     OK(tandem_sequence_truncate, world.cache, world.sequence, kTokens);
@@ -189,7 +189,7 @@ void test_a_flag_that_another_thread_sets(void**) {
     Append append(world, 4 * kPrompt, 0);
     append.args.cancel = reinterpret_cast<const int32_t*>(&cancel);
     Listener listener;
-    listener.waits_for = &cancel;  // its first call at the latest comes when all is done and nothing is written
+    listener.waits_for = &cancel;  // its first callback may come only when all work is done and nothing is written
     append.watch(&listener);
     std::thread setter([&cancel, i] {
       std::this_thread::sleep_for(std::chrono::microseconds(200 * i));
@@ -205,7 +205,7 @@ void test_a_flag_that_another_thread_sets(void**) {
   assert_true(answers(world, 0, append) == answers(other, 0, unwatched));
 }
 
-// A flag that is set for some microseconds at a time: a call either has not noticed it, and its answer is whole, or is
+// Sets the flag for a few microseconds at a time. A call either misses the flag and returns a whole answer, or is
 // cancelled.
 void test_a_flag_that_is_cleared_again(void**) {
   const tandem_engine_options options = options_of(3, 1);
@@ -238,7 +238,7 @@ void test_a_flag_that_is_cleared_again(void**) {
   assert_false(is_wrong);
 }
 
-// A step goes on after a call that was stopped.
+// A step continues after a stopped call.
 void test_inside_a_step(void**) {
   World world;
   const int64_t q_len = 3;
@@ -257,7 +257,7 @@ void test_inside_a_step(void**) {
   assert_int_equal(length, kTokens + q_len);
 }
 
-// Workers that are many: the calling thread alone is told, and of the end in any case.
+// With many workers only the calling thread gets progress, and it always gets the final callback.
 void test_progress_is_the_callers(void**) {
   const tandem_engine_options options = options_of(4, 0);
   World world(&options);

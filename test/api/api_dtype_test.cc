@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Storage types at the ABI: names and sizes, rows of blocks in and out, what is rounded and what is refused.
+// Storage types at the ABI: names and sizes, reading and writing rows of blocks, rounding, and refusals.
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -30,7 +30,7 @@ struct TypedCache {
     layer.v_head_dim = v_dim;
     OK(tandem_model_create, &model, &layer, 1);
     tandem_cache_options options = TANDEM_CACHE_OPTIONS_INIT;
-    options.k_rotation = TANDEM_ROTATION_NONE;  // rows are compared with what their type's arithmetic gives
+    options.k_rotation = TANDEM_ROTATION_NONE;  // rows are compared with the arithmetic of their type
     options.k_type = k_type;
     options.v_type = v_type;
     OK(tandem_cache_create, &cache, world.engine, model, &options);
@@ -121,7 +121,8 @@ void names_and_sizes(void**) {
   }
 }
 
-// f32 into a cache of the type, and out as f32 and as blocks: what the documented arithmetic gives (q8_0, q4_0: ggml's).
+// Writes f32 into a cache of the type and reads it back as f32 and as blocks. Expects the documented arithmetic (q8_0,
+// q4_0: ggml's).
 void rounds_as_documented(void**) {
   const World world;
   for (const int32_t dtype : kBlockTypes) {
@@ -139,7 +140,7 @@ void rounds_as_documented(void**) {
   }
 }
 
-// Blocks into a cache of their type come back bit for bit; into another type they are rounded once more.
+// Blocks written to a cache of their type are read back bit for bit. In another type they are rounded once more.
 void blocks_pass_through(void**) {
   const World world;
   for (const int32_t dtype : kBlockTypes) {
@@ -165,7 +166,7 @@ void blocks_pass_through(void**) {
   }
 }
 
-// NaN, infinity and what f16 cannot scale make NaN of their group and of nothing else.
+// NaN, infinity and numbers that f16 cannot scale make their group NaN and no other.
 void a_bad_element_spoils_its_group(void**) {
   const World world;
   for (const int32_t dtype : kBlockTypes) {
@@ -236,7 +237,7 @@ void expect_refused(int32_t status, tandem_error* error, int32_t wanted, const s
   tandem_error_release(error);
 }
 
-// Neither stored nor given. Hidden states may be stored in it (api_hidden_test).
+// Keys and values of type q4_64 can neither be stored nor passed. Hidden states can be stored in it (api_hidden_test).
 void q4_64_is_not_for_keys_and_values(void**) {
   const World world;
   const int32_t by_layer[kLayers] = {TANDEM_F16, TANDEM_Q4_64};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// In a child made by fork() every call says so, releases return, and the parent goes on as before.
+// In a child made by fork() every call is refused with a reason and releases return. The parent continues as before.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -7,7 +7,7 @@
 
 #include "api_world.h"
 
-// What threads of the parent own is lost to a child; the leak checker is not to complain about the OpenMP runtime's part.
+// A child loses memory that the parent's threads own. This suppresses reports of the OpenMP runtime's part.
 extern "C" const char* __lsan_default_suppressions();
 extern "C" const char* __lsan_default_suppressions() { return "leak:libgomp"; }
 
@@ -15,7 +15,7 @@ using namespace tandem_test;
 
 namespace {
 
-// Ends the child at the first call that does anything but refuse; the exit code is that call's number.
+// Ends the child at the first call that is not refused. The exit code is that call's number.
 void expect_refused(int32_t status, tandem_error* error) {
   static int n = 0;
   ++n;
@@ -99,7 +99,7 @@ void session_is_refused(World& w) {
   REFUSED(tandem_session_selection, numbers, maw, 4, &n_kept, w.session, w.sequence, 0, 0, 0);
 }
 
-// Exit code of the child: 0 when all is well.
+// Returns the exit code of the child, 0 if all calls behaved.
 int child(World& w) {
   creation_is_refused(w);
   engine_is_refused(w);
@@ -108,7 +108,7 @@ int child(World& w) {
   const tandem_attend_args args = TANDEM_ATTEND_ARGS_INIT;
   if (tandem_attend(w.session, &args, nullptr) != TANDEM_ERROR_INVALID_STATE) return 100;
   if (std::strcmp(tandem_policy_name(0), "all") != 0) return 101;
-  // Also of handles that are none.
+  // Handles that are null or invalid are refused for the same reason.
   if (tandem_sequence_drop(nullptr, w.sequence, nullptr) != TANDEM_ERROR_INVALID_STATE) return 102;
   tandem_session_release(w.session);
   tandem_cache_release(w.cache);
@@ -127,7 +127,7 @@ void test_child(void**) {
     const pid_t pid = fork();
     assert_true(pid >= 0);
     if (pid == 0) {
-      alarm(30);  // a child that hangs fails
+      alarm(30);  // ends a child that hangs
       _exit(child(world));
     }
     int status = 0;
@@ -142,7 +142,7 @@ void test_child(void**) {
   OK(attend_once, world, world.sequence, 0, 1, 0);
 }
 
-// A child that ends by exit() runs what is due at exit; nothing of the library waits for threads that are not there.
+// A child may end by exit(), which runs exit handlers. The library must not wait for threads that the child does not have.
 void test_exit_of_child(void**) {
   World world;
   const pid_t pid = fork();
@@ -156,7 +156,7 @@ void test_exit_of_child(void**) {
   assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
 }
 
-// Before the first handle there is nothing that a fork could break.
+// Before the first handle exists, a fork breaks nothing.
 void test_fork_before_use(void**) {
   const pid_t pid = fork();
   assert_true(pid >= 0);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Handles: which are refused, what they keep alive, and that a stale one never means a newer object.
+// Handles: which ones are refused and what they keep alive. A stale handle never refers to a newer object.
 #include <set>
 
 #include "api_world.h"
@@ -95,7 +95,7 @@ std::vector<Call> all_calls(Room& r, int64_t sequence) {
   };
 }
 
-// handle in the place of parameter; the others stay as they are.
+// Returns the handles with `handle` in the place of `parameter`.
 Handles with(const World& world, const std::string& parameter, void* handle) {
   Handles handles{world.engine, world.model, world.cache, world.session};
   if (parameter == "engine") handles.engine = static_cast<tandem_engine*>(handle);
@@ -108,7 +108,7 @@ Handles with(const World& world, const std::string& parameter, void* handle) {
 void test_refused(void**) {
   World world;
   Room room;
-  World released;  // its handles are given up below, while world lives on
+  World released;  // its handles are released below, while world stays alive
   void* const stale[] = {released.engine, released.model, released.cache, released.session};
   tandem_session_release(released.session);
   tandem_cache_release(released.cache);
@@ -148,7 +148,7 @@ void test_release_twice(void**) {
   tandem_model_release(nullptr);
   tandem_cache_release(nullptr);
   tandem_session_release(nullptr);
-  // Of another kind: nothing happens.
+  // A handle of another kind: the release does nothing.
   tandem_engine_release(reinterpret_cast<tandem_engine*>(world.cache));
   tandem_session_release(reinterpret_cast<tandem_session*>(world.model));
   static int foreign;
@@ -158,7 +158,7 @@ void test_release_twice(void**) {
   tandem_session* session = nullptr;
   OK(tandem_session_create, &session, world.cache, nullptr);
   for (int i = 0; i < 3; ++i) tandem_session_release(session);
-  // Had the block been put in the free list twice, two of these would be one.
+  // If the block were in the free list twice, two of these sessions would be the same.
   std::set<tandem_session*> made;
   for (int i = 0; i < 3000; ++i) {
     OK(tandem_session_create, &session, world.cache, nullptr);
@@ -177,7 +177,7 @@ void test_kept_alive(void**) {
   OK(tandem_session_get_stats, &stats, world.session);
   assert_int_equal(stats.n_attends, 2 * 3 + 1);
   tandem_session_release(world.session);
-  // A cache keeps engine and model.
+  // A cache keeps its engine and model alive.
   World second;
   tandem_session_release(second.session);
   tandem_engine_release(second.engine);
@@ -187,7 +187,7 @@ void test_kept_alive(void**) {
   assert_true(digest != 0);
 }
 
-// A released block waits until more than a thousand others have been released.
+// A released block is reused only after more than a thousand other releases.
 void test_stale_stays_stale(void**) {
   World world;
   tandem_session* stale = nullptr;
@@ -200,7 +200,7 @@ void test_stale_stays_stale(void**) {
     tandem_session_release(session);
     assert_int_equal(tandem_step_end(stale, nullptr, nullptr), kHandle);
   }
-  // Blocks come back in the end: handles that come and go do not add up.
+  // Blocks are reused in the end, so creating and releasing handles repeatedly does not use more and more memory.
   std::set<tandem_session*> addresses;
   for (int i = 0; i < 20000; ++i) {
     tandem_session* session = nullptr;
@@ -219,7 +219,7 @@ void test_names_in_messages(void**) {
   assert_int_equal(tandem_error_status(error), kHandle);
   assert_int_equal(tandem_error_underlying(error), 0);
   tandem_error_release(error);
-  // Success clears what was there.
+  // Success clears the error that the caller passes in.
   error = reinterpret_cast<tandem_error*>(uintptr_t{1});
   tandem_tensor tensor;
   float data;
@@ -232,7 +232,7 @@ void test_names_in_messages(void**) {
 
 int main() {
   const CMUnitTest tests[] = {
-      cmocka_unit_test(test_stale_stays_stale),  // first: few blocks have been released yet
+      cmocka_unit_test(test_stale_stays_stale),  // first, while few blocks have been released
       cmocka_unit_test(test_refused),           cmocka_unit_test(test_release_twice),     cmocka_unit_test(test_kept_alive),
       cmocka_unit_test(test_stale_stays_stale), cmocka_unit_test(test_names_in_messages),
   };

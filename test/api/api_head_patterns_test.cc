@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Policy "patterns" through the C ABI: storage types and scattered pages, rows and chunks, calls that are stopped, forks and
-// truncation. Which keys a pattern names is compared with a reference in py_patterns_test.py.
+// Policy "patterns" through the C ABI: storage types and scattered pages, rows and chunks, stopped calls, forks and
+// truncation. py_patterns_test.py compares the keys of a pattern with a reference.
 #include "patterned_world.h"
 
 using namespace tandem_test;
@@ -13,7 +13,7 @@ std::vector<tandem_head_pattern> some_patterns() {
 
 constexpr int32_t kTypes[] = {TANDEM_F32, TANDEM_F16, TANDEM_BF16, TANDEM_E4M3, TANDEM_Q8_0, TANDEM_Q4_0};
 
-// Each way of naming all keys gives what policy "all" does, whatever the keys are stored in and wherever their pages lie.
+// Each way to name all keys gives the result of policy "all", for every storage type and placement of pages.
 void a_full_mask_is_dense(void**) {
   const Machine machine;
   const Patterned patterned(n_heads_of(machine.layers), {a_shape(0, 1 << 20), vertical_slash(1 << 20, 0),
@@ -30,7 +30,7 @@ void a_full_mask_is_dense(void**) {
   }
 }
 
-// What a block attends does not depend on how its rows are stored, and calls repeat bit for bit.
+// The keys of a block do not depend on the storage type of its rows, and repeated calls give the same bits.
 void types_attend_the_same_keys(void**) {
   const Machine machine;
   const Patterned patterned(n_heads_of(machine.layers), {a_shape(20, 150)});
@@ -43,7 +43,7 @@ void types_attend_the_same_keys(void**) {
   };
   const std::vector<int64_t> keys = keys_of(TANDEM_F32);
   assert_int_equal(keys.front(), 0);
-  assert_int_equal(keys[24], 700 + 256 + 1 - 150);  // the window begins by the first query of the last block
+  assert_int_equal(keys[24], 700 + 256 + 1 - 150);  // the last block's first query sets the window's start
   assert_int_equal(keys.back(), 999);
   for (const int32_t type : kTypes) assert_true(keys_of(type) == keys);
   const Patterned mixed(n_heads_of(machine.layers), some_patterns());
@@ -51,7 +51,7 @@ void types_attend_the_same_keys(void**) {
   assert_same_bits(kept.turn({900}, 10), twin.turn({900}, 10), "twins");
 }
 
-// Forks see the same keys, and a sequence that was cut goes on as one that was never longer.
+// Forks see the same keys. A truncated sequence behaves like one that was never longer.
 void forks_and_truncation(void**) {
   const Machine machine;
   const Patterned patterned(n_heads_of(machine.layers), some_patterns());
@@ -70,7 +70,7 @@ void forks_and_truncation(void**) {
 
 int32_t stop_at(int64_t, int64_t, void* user) { return (*static_cast<int64_t*>(user))-- == 0 ? 1 : 0; }
 
-// A call that its progress callback stops leaves nothing behind.
+// A call that its progress callback stops changes nothing.
 void stopped_calls_leave_nothing(void**) {
   const Machine machine({plain_layer()}, 3);
   const Patterned patterned(n_heads_of(machine.layers), some_patterns());
@@ -104,7 +104,7 @@ void stopped_calls_leave_nothing(void**) {
   assert_same_bits(kept.turn({400}, 20), twin.turn({400}, 20), "after calls that were stopped");
 }
 
-// Layers of other policies beside; in a layer with a sliding window patterns are not followed.
+// Other layers may have other policies. A layer with a sliding window ignores patterns.
 void layers_with_other_policies(void**) {
   std::vector<tandem_layer_options> layers(3, plain_layer());
   layers[1].sliding_window_tokens = 90;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Hidden states in a cache: what projections and tensors of them are refused, that they stay with their tokens whatever
-// happens to a sequence, and that they are counted.
+// Hidden states in a cache: refused projections and tensors, hidden states that stay with their tokens through all changes
+// of a sequence, and their counts.
 #include <algorithm>
 #include <cmath>
 
@@ -16,7 +16,7 @@ namespace {
 constexpr int32_t kInvalid = TANDEM_ERROR_INVALID_ARGUMENT, kUnsupported = TANDEM_ERROR_UNSUPPORTED;
 constexpr int32_t kHidden = 72;
 constexpr int64_t kXBytes = 2 * kHidden;
-constexpr int32_t kLongHidden = 704;  // more than a row of K may have, and whole groups
+constexpr int32_t kLongHidden = 704;  // more than a row of K may have, and a multiple of the group size
 
 // Layer 0 has a projection, layer 1 has none.
 struct HiddenWorld {
@@ -185,7 +185,7 @@ void refuses_tensors(void**) {
   assert_int_equal(length, 0);
 }
 
-// Sequences and the tokens that they should have, each with a hidden state of its own.
+// Sequences and their expected tokens, each with a hidden state of its own.
 class Tokens {
  public:
   explicit Tokens(const HiddenWorld& hidden) : hidden_(hidden) { create(); }
@@ -318,8 +318,7 @@ void stay_what_their_type_makes_them(void**) {
     check_random_use(HiddenWorld(x_type, kLongHidden), static_cast<uint64_t>(x_type), 40);
 }
 
-// A number that is none takes those of its group with it and no others; f16 is rounded as f32 is, and read as f32 is,
-// rounded.
+// A NaN or infinity spoils its group and no other. f16 is rounded as f32 is, and read as f32 is, rounded.
 void lose_a_group_at_most(void**) {
   for (const int32_t x_type : {TANDEM_Q8_0, TANDEM_Q4_0, TANDEM_Q4_64}) {
     const HiddenWorld hidden(x_type, kLongHidden);
@@ -330,7 +329,7 @@ void lose_a_group_at_most(void**) {
     std::vector<uint16_t> halves(kLongHidden), read_halves(kLongHidden);
     reference::store_all(TANDEM_F16, x.data(), kLongHidden, reinterpret_cast<std::byte*>(halves.data()));
     halves[70] = 0x7e00;   // NaN
-    halves[700] = 0xfc00;  // -infinity, behind the first 576
+    halves[700] = 0xfc00;  // -infinity, after the first 576 elements
     tandem_tensor view = {}, read_view = {};
     const int64_t shape[] = {1, kLongHidden};
     OK(tandem_tensor_init, &view, TANDEM_F16, halves.data(), 2, shape);
@@ -356,7 +355,7 @@ void lose_a_group_at_most(void**) {
   }
 }
 
-// Numbers around the largest that f16 takes for a scale or a minimum: row i's first group is low[i] but in one place.
+// Numbers around the largest that f16 can hold as a scale or a minimum. Row i's first group is low[i] except in one place.
 void q4_64_ends_where_f16_does(void**) {
   constexpr double kLow[] = {-65519, -65520, 65504, 0, 0, -65504};
   constexpr double kHigh[] = {65504, 65504, 65520, 982700, 982900, 900000};
@@ -379,7 +378,7 @@ void q4_64_ends_where_f16_does(void**) {
   }
 }
 
-// Of two sequences that differ in a hidden state alone.
+// Two sequences that differ only in a hidden state have different digests.
 void are_part_of_the_digest(void**) {
   const HiddenWorld hidden;
   const Tensor k({20, kKvHeads, kDim}, 1), v({20, kKvHeads, kDim}, 2);
@@ -416,7 +415,7 @@ void check_counted(int32_t x_type, int32_t n_hidden, int64_t x_bytes) {
   tandem_cache_stats stats = TANDEM_CACHE_STATS_INIT;
   OK(tandem_cache_get_stats, &stats, hidden.cache);
   assert_int_equal(stats.host_kv_bytes, with.host_kv_bytes);
-  // A cap that keys and values alone would keep.
+  // Keys and values alone would fit into this cap.
   tandem_cache_options capped = hidden.options;
   capped.host_cap_bytes = with.host_kv_bytes - 1;
   tandem_cache* cache = nullptr;

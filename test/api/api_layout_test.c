@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The public structs as a C99 compiler lays them out: their fingerprint is the library's, and macro and function of each
+ * The layout of the public structs in C99: their fingerprint equals the library's, and the macro and the function of each
  * set of defaults agree.
  */
 #include <setjmp.h>
@@ -24,7 +24,7 @@ static void add(size_t number) {
   }
 }
 
-/* What lib/base/abi_layout.h says of sizes and offsets was computed from the header's text, for pointers of 64 bits. */
+/* The sizes and offsets of lib/base/abi_layout.h were computed from the header's text, for pointers of 64 bits. */
 #define STRUCT(type, bytes) add_checked(#type, "", sizeof(type), bytes);
 #define MEMBER(type, member, offset) add_checked(#type, #member, offsetof(type, member), offset);
 

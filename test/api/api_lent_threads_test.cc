@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// An engine on threads that the caller lends: the same bits as an engine of its own workers, no thread started, no more
-// tasks than it was told of, and what fails on a lent thread is the call's error.
+// An engine on threads that the caller lends. It gives the same bits as an engine with its own workers, starts no thread
+// and no more tasks than announced. A failure on a lent thread becomes the call's error.
 #include <atomic>
 #include <condition_variable>
 #include <fstream>
@@ -17,11 +17,11 @@ namespace {
 constexpr int32_t kThreads = 3;
 constexpr int64_t kPrompt = 300;
 
-// What an engine asked of its threads.
+// Record of an engine's requests to its threads.
 struct Lent {
   std::atomic<int64_t> n_rounds{0}, most_tasks{0};
   std::atomic<int32_t> n_inside{0};
-  std::atomic<bool> is_wrong{false};  // rounds overlap, or a task ran on no lent thread
+  std::atomic<bool> is_wrong{false};  // rounds overlapped, or a task ran on another thread
 
   void enter(int64_t n_tasks) {
     if (n_inside.fetch_add(1) != 0 || n_tasks < 1) is_wrong.store(true);
@@ -31,7 +31,7 @@ struct Lent {
   void leave() { n_inside.fetch_sub(1); }
 };
 
-// One thread, the last task first.
+// Runs the tasks on one thread, the last task first.
 void run_in_turn(int64_t n_tasks, tandem_task_fn task, void* context, void* user) {
   Lent& lent = *static_cast<Lent*>(user);
   lent.enter(n_tasks);
@@ -39,7 +39,7 @@ void run_in_turn(int64_t n_tasks, tandem_task_fn task, void* context, void* user
   lent.leave();
 }
 
-// n_threads threads that wait for tasks; the thread that calls run() does none itself. Allocates nothing while it runs.
+// n_threads threads that wait for tasks. The thread that calls run() runs no task itself. Allocates nothing during a run.
 class Crew : public Lent {
  public:
   explicit Crew(int n_threads) {
@@ -104,8 +104,8 @@ tandem_engine_options lent_options(int32_t matmul_rows, tandem_run_fn run, Lent*
   return options;
 }
 
-// Attention of 80 queries over 1,000 keys of two sequences, half of them hidden, in one call. The second sequence's mask is
-// large enough to be scanned by several threads, which allocate.
+// Attends 80 queries over 1,000 keys of two sequences in one call. Half of the keys are hidden. The second sequence's mask
+// is large enough that several threads scan it and allocate.
 struct TensorsCall {
   Tensor q{{80, kQHeads, kDim}, 1}, k{{1000, kKvHeads, kDim}, 2}, v{{1000, kKvHeads, kDim}, 3}, mask{{80, 600}},
       o{{80, kQHeads, kDim}}, lse{{80, kQHeads}};
@@ -138,7 +138,7 @@ void add(std::vector<float>* all, const Tensor& tensor) {
   all->insert(all->end(), tensor.values.begin(), tensor.values.end());
 }
 
-// A prompt and five tokens in each layer of a world, and attention over tensors.
+// Answers of a prompt and five tokens in each layer of a world, and of attention over tensors.
 std::vector<float> answers(const tandem_engine_options& options) {
   World world(&options);
   std::vector<float> all;
@@ -168,7 +168,7 @@ void test_same_bits_as_own_workers(void**) {
     for (const float x : own) assert_true(std::isfinite(x));
     Lent in_turn;
     expect_same_bits(own, answers(lent_options(matmul_rows, run_in_turn, &in_turn)));
-    Crew crew(kThreads), two(2);  // one for each task, and fewer than tasks
+    Crew crew(kThreads), two(2);  // as many threads as tasks, and fewer threads than tasks
     expect_same_bits(own, answers(lent_options(matmul_rows, Crew::run, &crew)));
     expect_same_bits(own, answers(lent_options(matmul_rows, Crew::run, &two)));
     for (const Lent* lent : {&in_turn, static_cast<Lent*>(&crew), static_cast<Lent*>(&two)}) {
@@ -194,16 +194,16 @@ void test_no_worker_is_started(void**) {
   OK(tandem_engine_create, &engine, &lent_threads);
   const TensorsCall call;
   OK(tandem_attend_tensors, engine, &call.args);
-  assert_int_equal(n_threads_of_process(), before + 1);  // what makes selections in the background
+  assert_int_equal(n_threads_of_process(), before + 1);  // one thread makes selections in the background
   tandem_engine_release(engine);
   OK(tandem_engine_create, &engine, &own);
-  assert_int_equal(n_threads_of_process(), before + 1 + kThreads - 1);  // the calling thread is one of them
+  assert_int_equal(n_threads_of_process(), before + 1 + kThreads - 1);  // the calling thread is one of the workers
   tandem_engine_release(engine);
 }
 
 thread_local bool is_caller = false;
 
-// Every allocation of the call fails in turn, those of lent threads too.
+// Makes every allocation of the call fail in turn, including those on lent threads.
 int64_t fail_each_allocation(const tandem_engine_options& options, bool (*is_watched)()) {
   tandem_engine* engine = nullptr;
   OK(tandem_engine_create, &engine, &options);
@@ -212,7 +212,7 @@ int64_t fail_each_allocation(const tandem_engine_options& options, bool (*is_wat
   tandem_engine_release(engine);
   int64_t n_refused = 0;
   for (int64_t n = 1;; ++n) {
-    OK(tandem_engine_create, &engine, &options);  // its work space is empty: it has to grow
+    OK(tandem_engine_create, &engine, &options);  // its work space is empty and has to grow
     TensorsCall call;
     failing_new::is_watched = is_watched;
     failing_new::n_news.store(0);
@@ -226,7 +226,7 @@ int64_t fail_each_allocation(const tandem_engine_options& options, bool (*is_wat
       assert_int_equal(status, TANDEM_ERROR_OUT_OF_MEMORY);
       assert_true(has_failed && call.is_untouched());
       ++n_refused;
-      OK(tandem_attend_tensors, engine, &call.args);  // the engine is as it was
+      OK(tandem_attend_tensors, engine, &call.args);  // the engine still works
     }
     tandem_engine_release(engine);
     expect_same_bits(expected.o.values, call.o.values);

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: MIT
-// malloc() and mmap() fail, the N-th time, once or from then on, for many N over the life of a small engine, also where
-// hwloc, oneDNN, libgomp and libstdc++ ask. Each N has a process of its own, forked before there is an engine. After
-// tandem_engine_create() no process may end and no answer may differ; inside it, only those three libraries may end it.
+// malloc() and mmap() fail the N-th time, once or from then on, for many N during the life of a small engine. This includes
+// requests of hwloc, oneDNN, libgomp and libstdc++. Each N has its own process, forked before there is an engine. After
+// tandem_engine_create() no process may end and no answer may differ. Inside it, only hwloc, oneDNN and libgomp may end the
+// process.
 //
-// TANDEM_TEST_PLACES: how many of the places that ask for memory are tried, evenly spread; all without it. How many there
-// are depends on the machine: hwloc asks for memory for each thing that it finds. TANDEM_TEST_LISTS_DEATHS: prints each.
+// TANDEM_TEST_PLACES: number of places that request memory to try, evenly spread; all if unset. Their number depends on the
+// machine, because hwloc requests memory for each object that it finds. TANDEM_TEST_LISTS_DEATHS: prints each death.
 #include <dlfcn.h>
 #include <signal.h>
 #include <sys/resource.h>
@@ -26,13 +27,13 @@ constexpr int kHeads = 16, kDecodes = 2;
 constexpr int kMostDeadlyOnce = 90, kMostDeadlyForEver = 200;  // of all places; docs/memory-failures.md
 constexpr int64_t kAnswers = (kPrompt + kDecodes) * kHeads * kDim;
 
-// What a child tells its parent.
+// Report of a child to its parent.
 struct Report {
   failing_memory::Plan plan;
-  const char* call = "";  // the one that it is in
-  int64_t n_engine = 0;   // requests of tandem_engine_create()
+  const char* call = "";  // current call
+  int64_t n_engine = 0;   // requests made by tandem_engine_create()
   int n_failed_calls = 0;
-  char fault[256] = "";  // what it found wrong
+  char fault[256] = "";  // the error that the child found
   void* death[failing_memory::kMostFrames] = {};
   int n_death = 0;
   float answers[kAnswers] = {};
@@ -40,8 +41,8 @@ struct Report {
 
 Report* report = nullptr;       // shared with the children
 std::vector<float> q, k, v;     // of the prompt and the decoded tokens
-bool lists = false;             // the child lists the places of its requests
-bool may_stay_refused = false;  // a call that fails twice ends the child's life in order
+bool lists = false;             // the child records the places of its requests
+bool may_stay_refused = false;  // a call that fails twice ends the child normally
 std::vector<float> want;        // answers without failures
 
 [[noreturn]] void give_up(const char* call, const char* message) {
@@ -49,7 +50,7 @@ std::vector<float> want;        // answers without failures
   _exit(1);
 }
 
-// One call, armed; where it fails, once more with memory there.
+// Makes one call with failures armed. If it fails, calls it again with memory available.
 template <typename Body>
 void step(const char* name, const Body& body) {
   tandem_error* error = nullptr;
@@ -57,7 +58,7 @@ void step(const char* name, const Body& body) {
   report->plan.armed = true;
   int32_t status = body(&error);
   report->plan.armed = false;
-  if (report->plan.n_refused > 0) report->plan.fails_at = 0;  // has had its failure
+  if (report->plan.n_refused > 0) report->plan.fails_at = 0;  // the failure has happened
   if (status != TANDEM_OK) {
     ++report->n_failed_calls;
     const bool typed = (status == TANDEM_ERROR_OUT_OF_MEMORY || status == TANDEM_ERROR_SYSTEM) &&
@@ -188,13 +189,13 @@ std::string trace(void* const* frames, int n) {
   return text;
 }
 
-// oneDNN 3 keeps the failure of its first mapping of memory for machine code: the process gets no engine any more, and is
-// told so each time.
+// oneDNN 3 remembers that its first mapping of memory for machine code failed. The process can then create no engine, and
+// each attempt says so.
 bool is_kept_by_onednn() { return std::strstr(report->fault, "oneDNN had no memory for a matrix product") != nullptr; }
 
 bool lists_deaths() { return std::getenv("TANDEM_TEST_LISTS_DEATHS") != nullptr; }
 
-// What a child did that it must not do; "" otherwise.
+// Returns the child's violation, "" if there is none.
 std::string fault_of(int status) {
   if (status == 0) return "";
   char head[400];
@@ -204,7 +205,8 @@ std::string fault_of(int status) {
          trace(report->death, report->n_death);
 }
 
-// The library that asked for the memory: the first on the way out of malloc() that is not C's or C++'s own.
+// Returns the library that requested the memory: the first one on the call stack above malloc() that is not the C or C++
+// runtime.
 std::string asking_library() {
   for (int i = 1; i < report->plan.n_frames; ++i) {
     const std::string name = name_of(report->plan.frames[i]), library = name.substr(0, name.find('!'));
@@ -214,7 +216,7 @@ std::string asking_library() {
   return "?";
 }
 
-// The first request of every place: of equal ways through the code.
+// Returns the first request of every place, where a place is a distinct call stack.
 std::vector<int64_t> first_requests(int64_t n_requests) {
   std::vector<int64_t> first;
   std::set<uint64_t> seen;
@@ -223,7 +225,7 @@ std::vector<int64_t> first_requests(int64_t n_requests) {
   return first;
 }
 
-// How many of the places are tried.
+// Returns the number of places to try.
 size_t places_to_try(size_t n_places) {
   const char* const text = std::getenv("TANDEM_TEST_PLACES");
   return text == nullptr ? n_places : std::min<size_t>(n_places, std::max(1, std::atoi(text)));
@@ -276,10 +278,10 @@ int64_t address_space() {
   return n_pages * sysconf(_SC_PAGESIZE);
 }
 
-// The limit falls from more than an engine and its first products take to nothing.
+// Lowers the memory limit from more than an engine and its first products need down to nothing.
 void test_limits(void**) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-  skip();  // they map memory of their own
+  skip();  // sanitizers map memory of their own
 #endif
   int n_refused = 0, n_done = 0;
   for (int64_t bytes = 256 << 20; bytes >= 0; bytes -= bytes > (32 << 20) ? 16 << 20 : 1 << 19) {
@@ -306,7 +308,7 @@ void test_for_ever(void**) { run_all(true); }
 
 int set_up(void**) {
   void* frames[4];
-  backtrace(frames, 4);  // loads what it needs
+  backtrace(frames, 4);  // loads the libraries that backtrace() needs
   report = static_cast<Report*>(mmap(nullptr, sizeof(Report), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
   for (int64_t i = 0; i < (kPrompt + kDecodes) * kHeads * kDim; ++i) q.push_back(noise(i, 1));
   for (int64_t i = 0; i < (kPrompt + kDecodes) * kDim; ++i) k.push_back(noise(i, 2)), v.push_back(noise(i, 3));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// tandem_patterns::max_distance through the C ABI: answers beside double precision over every distance, storage types and
-// scattered pages, calls that are stopped, forks and truncation. More cases are in py_max_distance_test.py.
+// tandem_patterns::max_distance through the C ABI: answers compared with double precision over every distance, storage
+// types, scattered pages, stopped calls, forks and truncation. py_max_distance_test.py has more cases.
 #include "patterned_world.h"
 
 using namespace tandem_test;
@@ -25,7 +25,7 @@ struct Capped : Patterned {
   }
 };
 
-// All rows that a sequence was given.
+// All rows that were appended to a sequence.
 struct Rows {
   std::vector<float> k, v;  // [n_tokens, n_kv_heads, dim]
 
@@ -36,7 +36,7 @@ struct Rows {
   }
 };
 
-// q . k as RoPE by halves has it where the query is so far behind the key.
+// Returns q . k under RoPE by halves, for a query at the given distance after the key.
 double logit_at(const float* q, const float* k, int64_t distance) {
   double sum = 0;
   for (int32_t i = 0; i < kDim / 2; ++i) {
@@ -48,7 +48,8 @@ double logit_at(const float* q, const float* k, int64_t distance) {
   return sum * kFactor * kFactor / std::sqrt(double{kDim});
 }
 
-// The query of one head at token `own`, in a block that begins with token `begin`; -1: alone, with the group's sinks.
+// Attends the query of one head at token `own`, in a block that begins at token `begin`. -1: the query alone, with the
+// group's sinks.
 std::vector<double> attend(const Rows& rows, const float* q, int32_t head, int64_t own, int64_t begin, int64_t most) {
   const int64_t n_sinks = head % 2 == 0 || begin < 0 ? (kSinks + 7) / 8 * 8 : 0;
   if (begin < 0) begin = own;
@@ -65,7 +66,7 @@ std::vector<double> attend(const Rows& rows, const float* q, int32_t head, int64
   return o;
 }
 
-// The largest distance from what is right with such a limit.
+// Returns the largest difference from the exact answer with this limit.
 double error_of(const Batch& batch, const Rows& rows, int64_t most) {
   const int64_t first = rows.n_tokens() - batch.n;
   double error = 0;
@@ -97,7 +98,7 @@ void answers_are_those_of_the_distances(void**) {
   }
 }
 
-// A limit that no distance reaches changes nothing, bit for bit; one that some reach changes these answers, in every type.
+// A limit above all distances changes no bit. A limit that some distances exceed changes those answers, in every type.
 void limits_that_are_not_met(void**) {
   const Machine machine({rotated_layer(), rotated_layer(TANDEM_ROPE_INTERLEAVED)});
   for (const int32_t type : {TANDEM_F32, TANDEM_F16, TANDEM_BF16, TANDEM_E4M3, TANDEM_Q8_0, TANDEM_Q4_0}) {
@@ -145,8 +146,8 @@ struct Progress {
   }
 };
 
-// A call that is stopped leaves nothing behind; one that is not is told of all its work. Behind a gap in the positions its
-// runs may be so many that its jobs come in several batches.
+// A stopped call changes nothing. A call that runs to its end reports all its work. After a gap in the positions a call may
+// have so many runs that its jobs need several batches.
 void stopped_calls_leave_nothing(void**) {
   const Machine machine({rotated_layer()}, 3);
   const Capped capped(machine, kMost, 3000);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The caller's allocator: refuses the N-th request, once or from then on, for every N; returns misaligned memory; and gets
-// back exactly what it gave. Caps, too.
+// The caller's allocator refuses the N-th request, once or from then on, for every N, returns misaligned memory, and gets
+// back exactly the memory that it gave. Also tests caps.
 #include <atomic>
 #include <cstdlib>
 #include <mutex>
@@ -16,7 +16,7 @@ struct Heap {
   std::map<void*, size_t> blocks;
   bool armed = false;
   bool for_ever = false;
-  int64_t n_requests = 0;  // while armed
+  int64_t n_requests = 0;  // requests made while armed
   int64_t fails_at = 0;    // 0: never
   size_t skew = 0;
 };
@@ -30,7 +30,7 @@ void* heap_alloc(size_t bytes, size_t alignment, void* user) {
   }
   void* data = std::aligned_alloc(alignment, (bytes + 2 * alignment - 1) / alignment * alignment);
   assert_non_null(data);
-  std::memset(data, 0xff, bytes);  // NaN wherever nobody writes
+  std::memset(data, 0xff, bytes);  // NaN wherever the library writes nothing
   data = static_cast<char*>(data) + heap.skew;
   heap.blocks[data] = bytes;
   return data;
@@ -71,14 +71,14 @@ void run_all(bool for_ever) {
                                          [&] {
                                            const std::lock_guard lock(heap.mutex);
                                            heap.armed = false;
-                                           if (heap.n_requests >= heap.fails_at) heap.fails_at = 0;  // had its failure
+                                           if (heap.n_requests >= heap.fails_at) heap.fails_at = 0;  // it has failed
                                          }});
       expect_same_answers(reference, scenario);
       n_failing_runs += n_failed > 0;
       assert_true(n_failed <= 1);
     }
-    assert_true(heap.blocks.empty());  // everything came back
-    if (heap.fails_at != 0) break;     // never reached
+    assert_true(heap.blocks.empty());  // all memory was returned
+    if (heap.fails_at != 0) break;     // the run made fewer requests than fails_at
   }
   print_message("%d requests failed one by one, %d of them refused a call\n", n_runs, n_failing_runs);
   assert_true(n_runs > 10);
@@ -110,9 +110,9 @@ void test_misaligned(void**) {
   assert_true(heap.blocks.empty());
 }
 
-// Growing into a cap: refused with the cap's name, nothing has changed, and dropping makes room again.
+// Growing beyond a cap is refused with the cap's name and changes nothing. Dropping a sequence makes room again.
 void test_cap(void**) {
-  World world;  // for engine and model
+  World world;  // provides engine and model
   tandem_cache_options options = TANDEM_CACHE_OPTIONS_INIT;
   tandem_memory_plan plan = TANDEM_MEMORY_PLAN_INIT;
   const int64_t lens[] = {2000};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// tandem_merge(): the formula over types, strides and blocks, outputs in place, and its refusals.
+// tandem_merge(): the formula over types, strides and blocks, outputs in place, and refusals.
 #include <algorithm>
 #include <limits>
 
@@ -29,7 +29,7 @@ uint32_t to_bits(float value) {
 // Values that every type holds exactly: multiples of 1/64 below 2.
 float exact(int64_t i, int64_t seed) { return std::nearbyint(noise(i, seed) * 128.0f) / 64.0f; }
 
-uint16_t f16_of(float value) {  // of the values above
+uint16_t f16_of(float value) {  // for the values above
   const uint32_t bits = to_bits(value), sign = bits >> 16 & 0x8000;
   if ((bits & 0x7fffffff) == 0) return static_cast<uint16_t>(sign);
   return static_cast<uint16_t>(sign | ((bits >> 23 & 0xff) - 112) << 10 | (bits >> 13 & 0x3ff));
@@ -63,13 +63,13 @@ float get(const void* data, int32_t dtype, int64_t idx) {
 
 struct Shape {
   int64_t n_tokens, n_heads, head_dim;
-  int64_t token_gap = 0, head_gap = 0;  // unused elements, NaN
+  int64_t token_gap = 0, head_gap = 0;  // unused elements, which hold NaN
 
   int64_t head_stride() const { return head_dim + head_gap; }
   int64_t token_stride() const { return std::max<int64_t>(1, n_heads * head_stride() + token_gap); }
 };
 
-// A state's o or lse (head_dim 1 stands for lse) with gaps.
+// A state's o, or its lse (head_dim 1), with gaps.
 struct Part {
   std::vector<unsigned char> bytes;
   tandem_tensor view = {};
@@ -117,7 +117,7 @@ struct States {
       lse_views.push_back(&lse[i].view);
     }
   }
-  // In double precision.
+  // Merges in double precision.
   double merged(int64_t row, int64_t d, double* out_lse) const {
     double m = -INFINITY, sum = 0.0, result = 0.0;
     for (const Part& part : lse) m = std::max(m, static_cast<double>(part.value(row, 0)));
@@ -163,7 +163,7 @@ void check_merge(const World& world, const Shape& shape, const std::vector<int32
     const double want = expected_lse[static_cast<size_t>(row)], got = static_cast<double>(lse.value(row, 0));
     assert_true(want == got || std::fabs(got - want) <= 1e-5 * (1.0 + std::fabs(want)));
   }
-  // Nothing was written between the rows.
+  // The call wrote nothing between the rows.
   std::vector<bool> is_row(o.bytes.size());
   const auto size = static_cast<size_t>(size_of(o.view.dtype));
   for (int64_t row = 0; row < n_rows; ++row)
@@ -187,7 +187,7 @@ void test_types_and_strides(void**) {
   }
 }
 
-// More rows than the work space holds at once.
+// Merges more rows than the work space holds at once.
 void test_blocks(void**) {
   World world;
   const Shape shape{700, 9, 128, 11, 0};
@@ -224,8 +224,8 @@ void test_special_values(void**) {
   }
 }
 
-// A caller that flushes denormals to zero and traps on every exception (where it can) gets the same bits, and its modes
-// back.
+// A caller that flushes denormals to zero and traps on every exception (where supported) gets the same bits. Its
+// floating-point modes are restored.
 void test_modes_of_the_caller(void**) {
   World world;
   const Shape shape{1, 2, 64};

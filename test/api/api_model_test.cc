@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Geometry of layers: what is refused, with which words, and what is accepted.
+// Geometry of layers: accepted values, and refused ones with their messages.
 #include <algorithm>
 #include <memory>
 
@@ -19,7 +19,7 @@ struct LayerCase {
   std::function<void(tandem_layer_options&)> change;
 };
 
-// MLA's shape.
+// Sets the shape of MLA.
 void set_latent(tandem_layer_options& l) { l.k_head_dim = 576, l.v_head_dim = 512, l.v_aliases_k = 1; }
 
 const float kNanSinks[] = {0.0f, -INFINITY, NAN, 0.0f}, kInfSinks[] = {0.0f, INFINITY, 0.0f, 0.0f};
@@ -92,7 +92,7 @@ void test_refused(void**) {
   Outputs out;
   set_frequencies();
   for (const LayerCase& c : kCases) {
-    // The third of three layers, and alone in tandem_supports().
+    // Tests the layer as the third of three layers, and alone in tandem_supports().
     std::vector<tandem_layer_options> layers(3, plain_layer());
     c.change(layers[2]);
     const std::string field = std::string("layers[2].") + c.member, alone = std::string("layer.") + c.member;
@@ -136,7 +136,7 @@ void test_accepted(void**) {
       [](auto& l) { l.sinks = sinks; },
       [](auto& l) { l.rope = TANDEM_ROPE_HALVES, l.rope_dims = 2; },
       [](auto& l) { l.rope = TANDEM_ROPE_INTERLEAVED, l.rope_theta = 500000.0, l.rope_position_scale = 8.0; },
-      [](auto& l) { l.rope_inv_freq = nan_freq; },  // the caller rotates: not looked at
+      [](auto& l) { l.rope_inv_freq = nan_freq; },  // not checked, because the caller rotates
   };
   for (const auto& change : changes) {
     tandem_layer_options layer = plain_layer();
@@ -154,7 +154,8 @@ void test_accepted(void**) {
   }
 }
 
-// Many layers of one description share their tables: this takes a blink and a few megabytes, not 32 GB.
+// Many layers of one description share their tables. Otherwise they would take 32 GB and much time instead of a few
+// megabytes.
 void test_many_layers(void**) {
   std::vector<tandem_layer_options> layers(65536, plain_layer());
   for (size_t i = 0; i < layers.size(); ++i) {
@@ -166,7 +167,7 @@ void test_many_layers(void**) {
   tandem_model_release(model);
 }
 
-// Sinks and frequencies are copied: the caller's arrays may go, wherever they lay.
+// Sinks and frequencies are copied, so the caller may free the arrays.
 void test_copies(void**) {
   World world;
   auto sinks = std::make_unique<float[]>(kQHeads);
@@ -187,7 +188,7 @@ void test_copies(void**) {
   OK(tandem_cache_create, &cache, world.engine, model, nullptr);
   OK(tandem_session_create, &session, cache, nullptr);
   OK(tandem_sequence_create, &sequence, cache);
-  // One key: its weight is e^l / (e^l + e^sink) = 1 / 4.
+  // With one key, its weight is e^l / (e^l + e^sink) = 1 / 4.
   Tensor q({1, kQHeads, kDim}), k({1, kKvHeads, kDim}), v({1, kKvHeads, kDim}), o({1, kQHeads, kDim}), lse({1, kQHeads});
   for (float& value : q.values) value = 0.0f;  // l = 0
   for (float& value : v.values) value = 1.0f;

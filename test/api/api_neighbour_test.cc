@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// An answer's bits do not depend on who else grows in the cache: whether a sequence's pages lie side by side, or another's
-// lie between them, is nobody's business.
+// The bits of an answer do not depend on other sequences that grow in the same cache, whether a sequence's pages are
+// adjacent or pages of another sequence lie between them.
 #include <bit>
 #include <string>
 #include <vector>
@@ -21,7 +21,7 @@ struct Setting {
   int32_t kv_type;
 };
 
-// A sequence that grows chunk by chunk and then token by token; neighbours, each where the largest gap is, stand in its way.
+// A sequence that grows by chunks and then by tokens. Neighbours occupy the places where its largest gaps would be.
 struct Growth {
   tandem_engine* engine = nullptr;
   tandem_model* model = nullptr;

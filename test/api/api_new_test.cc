@@ -11,7 +11,7 @@ namespace {
 const Failures kFailures = {[] { armed.store(true); },
                             [] {
                               armed.store(false);
-                              if (n_news.load() >= fails_at.load()) fails_at.store(0);  // had its failure
+                              if (n_news.load() >= fails_at.load()) fails_at.store(0);  // the failure has happened
                             }};
 
 void run_all(bool keeps_failing) {
@@ -37,7 +37,7 @@ void run_all(bool keeps_failing) {
 void test_fails_once(void**) { run_all(false); }
 void test_fails_from_then_on(void**) { run_all(true); }
 
-// Bad arguments while there is no memory at all: a status and a constant error object, never nothing.
+// Passes bad arguments while no memory is available. Each call must return a status and a constant error object.
 void test_no_memory_for_the_error(void**) {
   for_ever.store(true);
   n_news.store(0);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Files of head patterns: what is read of good ones, and what is said of every other. Published files are read where
-// TANDEM_TEST_DATA names the folder that has them.
+// Files of head patterns: the result of reading valid files, and the messages for invalid ones. Published files are read if
+// TANDEM_TEST_DATA names their folder.
 #include <sys/stat.h>
 
 #include <algorithm>
@@ -93,7 +93,7 @@ void gates_are_read(void**) {
     const bool is_full = i / 2 == 1 || i / 2 == 5;
     expect(groups.at(i / 6, i % 6), is_full ? kFull : kAShape, {0, is_full ? 0 : 64, 0, 0, 0});
   }
-  expect(read_text("0.5").at(0, 0), kFull, {0, 0, 0, 0, 0});  // which is its own median
+  expect(read_text("0.5").at(0, 0), kFull, {0, 0, 0, 0, 0});  // the value is its own median
   const Heads marked = read_text("\xEF\xBB\xBF+0.5 -0.5\n");  // a byte order mark
   expect(marked.at(0, 0), kFull, {0, 0, 0, 0, 0});
   expect(marked.at(0, 1), kAShape, {128, 256, 0, 0, 0});
@@ -102,7 +102,7 @@ void gates_are_read(void**) {
 
 struct BadFile {
   const char* text;
-  const char* why;  // all of the message behind the path
+  const char* why;  // the whole message after the path
 };
 
 void expect_refused(const std::vector<BadFile>& files) {
@@ -166,11 +166,11 @@ void bad_sizes_are_refused(void**) {
       {"[{\"0\": [\"full\", {}]}]", "layer 0: head 0: full: {...} is not a number"},
       {"[{\"0\": [\"stream_llm\", 1, 1, [1]]}]", "layer 0: head 0: stream_llm: [...] is not a number"},
   });
-  std::string deep = "[{\"0\": ";  // what recurses into it would end here
+  std::string deep = "[{\"0\": ";  // a recursive parser would overflow the stack
   for (int i = 0; i < 200000; ++i) deep += '[';
   for (int i = 0; i < 200000; ++i) deep += ']';
   expect_refused({{(deep + "}]").c_str(), "layer 0: head 0: [...] is not a list of a kind"}});
-  std::string many = "[{}", long_list = "[{\"0\": [[\"full\"]";  // the parser would take minutes
+  std::string many = "[{}", long_list = "[{\"0\": [[\"full\"]";  // a slow parser would take minutes
   for (int i = 0; i < 1000000; ++i) many += ",{}", long_list += ",[]";
   expect_refused({{(many + "]").c_str(), "a list or an object has more than 4096 members"},
                   {(long_list + "]}]").c_str(), "a list or an object has more than 4096 members"}});
@@ -213,7 +213,7 @@ void files_that_cannot_be_read(void**) {
   assert_int_equal(n_wrong, 0);
 }
 
-// What tandem_patterns_read() is given.
+// Arguments of tandem_patterns_read().
 struct Arguments {
   tandem_head_pattern* heads;
   int64_t capacity;
@@ -295,7 +295,7 @@ void bad_options_are_refused(void**) {
   });
 }
 
-// Nothing is written where there is no room for all; structs of newer callers have their own stride.
+// Writes nothing if there is not enough room for all patterns. Larger structs of newer callers have their own stride.
 void room_and_stride(void**) {
   const std::string path = write_file("0.5 0.25 0.75");
   std::vector<tandem_head_pattern> heads(2, TANDEM_HEAD_PATTERN_INIT);
@@ -319,7 +319,7 @@ void room_and_stride(void**) {
 
 // ---- published files ----
 
-// Tests that have it not skip before anything else: skip() runs no destructors.
+// Returns whether the file exists. Tests without it skip before anything else, because skip() runs no destructors.
 bool has_published(const char* name) {
   const char* folder = std::getenv("TANDEM_TEST_DATA");
   const bool is_there = folder != nullptr && std::ifstream(std::string(folder) + "/head_patterns/" + name).good();

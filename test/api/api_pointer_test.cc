@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Every pointer of every call, moved by one byte: INVALID_ARGUMENT names it, and nothing is read or written through it.
-// Under the undefined-behaviour sanitizer this shows also that nobody looked.
+// Moves every pointer of every call by one byte. The call must name the pointer with INVALID_ARGUMENT and must not read or
+// write through it. The undefined-behaviour sanitizer also detects such accesses.
 #include <memory>
 
 #include "api_world.h"
@@ -16,7 +16,7 @@ T* moved(T* pointer) {
   return reinterpret_cast<T*>(reinterpret_cast<uintptr_t>(pointer) + 1);
 }
 
-// A good value, its bytes moved by one.
+// A valid value whose bytes are moved by one.
 template <typename T>
 class Moved {
  public:
@@ -154,7 +154,7 @@ void test_cache_and_sequences(void**) {
   out.expect_untouched();
 }
 
-// The hidden states of a layer that keeps them.
+// Hidden states of a layer that keeps them.
 void test_hidden_states(void**) {
   World w;
   tandem_layer_options layer = plain_layer();
@@ -234,7 +234,7 @@ void test_attend(void**) {
   Cases cases(w, "tandem_attend");
   const auto tensor = [&](const char* name, const tandem_tensor* tandem_attend_args::*member) {
     cases.add(name, with([member](LayerCall& call) {
-                // Lives as long as the test: the call is made after this has returned.
+                // Lives as long as the test, because the call runs after this function has returned.
                 static std::vector<std::unique_ptr<Moved<tandem_tensor>>> kept;
                 kept.push_back(std::make_unique<Moved<tandem_tensor>>(*(call.args.*member)));
                 call.args.*member = kept.back()->get();
@@ -343,7 +343,7 @@ void test_weights(void**) {
   out.expect_untouched();
 }
 
-// Where `error` itself is misaligned there is no place for the object that would say so.
+// If `error` itself is misaligned, the error object cannot be returned.
 void test_error(void**) {
   World w;
   Outputs out;
@@ -353,7 +353,7 @@ void test_error(void**) {
   out.expect_untouched();
 }
 
-// What fills in a struct and returns nothing does so wherever the struct is.
+// A function that only fills in a struct works at any address.
 template <typename Options>
 void check_init(void (*init)(Options*), const Options& expected) {
   Moved<Options> options(Options{});

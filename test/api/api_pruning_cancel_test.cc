@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Calls under policy "hip" that are stopped, by a flag or by their progress callback, at moments all over them: lists,
-// bounds of chunks, counters and answers are those of a twin that was never stopped.
+// Calls under policy "hip" stopped by a flag or a progress callback at moments spread over the whole call. Lists, bounds of
+// chunks, counters and answers must equal those of a twin that was never stopped.
 #include <atomic>
 #include <chrono>
 #include <thread>
@@ -22,7 +22,7 @@ std::vector<tandem_pruning_stage> some_stages() {
 
 int32_t stop_at(int64_t, int64_t, void* user) { return (*static_cast<int64_t*>(user))-- == 0 ? 1 : 0; }
 
-// The flag is set when some time has passed, or is set already.
+// Attends, with the flag set before the call or after some time.
 int32_t attend_with_flag(const Keeper& keeper, Batch* batch, std::chrono::microseconds after) {
   std::atomic<int32_t> flag{after.count() == 0 ? 1 : 0};
   static_assert(sizeof flag == sizeof(int32_t));
@@ -55,7 +55,7 @@ struct State {
   }
 };
 
-// A sequence whose calls are stopped now and then, and one whose calls never are.
+// A sequence whose calls are sometimes stopped, and a twin whose calls never are.
 class Twins {
  public:
   explicit Twins(const Machine& machine) : pruned_(64, 128, some_stages()) {
@@ -64,7 +64,7 @@ class Twins {
   const Keeper& kept() const { return *keepers_[0]; }
   const Keeper& twin() const { return *keepers_[1]; }
 
-  // Whether the call was stopped.
+  // Returns whether the call was stopped.
   bool stop_by_flag(int64_t n_tokens, int64_t seed, std::chrono::microseconds after) {
     const State before(kept());
     Batch batch(kept().machine, 0, {{kept().ids[0], n_tokens}}, seed);
@@ -85,7 +85,7 @@ class Twins {
   }
 
  private:
-  // A call that was not stopped counts: the twin has it too, and both lose its tokens.
+  // If the call was not stopped, the twin makes it too, and both truncate its tokens. Returns whether it was stopped.
   bool has_stopped(int32_t status, const State& before, int64_t n_tokens, int64_t seed, const Batch& batch) {
     if (status == TANDEM_ERROR_CANCELLED) {
       before.expect_same(State(kept()));
@@ -111,7 +111,7 @@ std::chrono::microseconds time_of(const Keeper& keeper, int64_t n_tokens) {
   return std::chrono::duration_cast<std::chrono::microseconds>(end - begin);
 }
 
-// The tokens of the call that was stopped and of the one after it differ: the bounds of chunks must be the latter's.
+// The stopped call and the next call have different tokens. The bounds of chunks must come from the next call's tokens.
 void sweep(const Machine& machine, int64_t n_tokens, int n_moments) {
   Twins twins(machine);
   twins.go_on(1500, 10);
@@ -130,7 +130,7 @@ void sweep(const Machine& machine, int64_t n_tokens, int n_moments) {
     seed += 100;
   }
   print_message("%lld tokens: %d calls of %d were stopped\n", static_cast<long long>(n_tokens), n_stopped, 2 * n_moments);
-  assert_true(n_stopped > n_moments / 3);  // those of the first progress call at least
+  assert_true(n_stopped > n_moments / 3);  // at least those stopped at the first progress callback
 }
 
 void stops_appends(void**) {
@@ -142,7 +142,8 @@ void stops_decode_calls(void**) {
   sweep(machine, 1, static_cast<int>(tandem::test::some_of(40)));
 }
 
-// Of an append that was stopped when its chunks had bounds, these are forgotten, however the tokens come then.
+// If an append is stopped after its chunks got bounds, the bounds are discarded, whichever way the tokens are appended
+// later.
 void forgets_bounds_of_what_was_stopped(void**) {
   const Machine machine;
   for (const bool by_another : {false, true}) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// A cache's life under policy "hip": another session beside it, forks, truncations and removals between calls, threads. The
-// reference is a session that is new, whose bounds and lists are made of what the cache has at that moment; records that
-// keep everything have policy "all" beside them.
+// The life of a cache under policy "hip": a second session, forks, truncations and removals between calls, and threads. The
+// reference is a new session, whose bounds and lists come from the cache's content at that moment. Records that keep
+// everything are compared with policy "all".
 #include <thread>
 
 #include "pruned_world.h"
@@ -19,18 +19,18 @@ std::vector<tandem_layer_options> rotated_layers() {
   return layers;
 }
 
-// Stages run in every call: a list depends on nothing but keys and queries.
+// Stages that run in every call, so that a list depends only on keys and queries.
 std::vector<tandem_pruning_stage> fresh_stages() {
   return {stage_of(kBounds, 16, 160), stage_of(kDescent, 16, 96), stage_of(kBounds, 8, 64, 0, 32),
           stage_of(kExact, 4, 32, 0, 32)};
 }
 
-// A cache with sessions of policies "hip" and "all", and what each call is compared with.
+// A cache with sessions of policies "hip" and "all", and a comparison of each call.
 struct Shared {
   Machine machine{rotated_layers()};
   const Pruned pruned{16, 64, fresh_stages()}, keeping{16, 64, keeping_stages(kBounds, kExact)};
   Keeper keeper{machine, pruned.options, short_pages(TANDEM_BF16), 2};
-  tandem_session* whole = nullptr;  // keeps everything
+  tandem_session* whole = nullptr;  // a session whose stages keep everything
   int64_t seed = 1;
 
   Shared() {
@@ -41,7 +41,7 @@ struct Shared {
   ~Shared() { tandem_session_release(whole); }
   Shared(const Shared&) = delete;
 
-  // n tokens of a sequence: by the session, then as queries of tokens that are there to `second`.
+  // Attends n tokens with `session`, then queries the same stored tokens with `second`, and compares.
   void compare(tandem_session* session, tandem_session* second, int64_t id, int64_t n, bool bit_for_bit) {
     seed += 1000;
     for (int32_t l = 0; l < 2; ++l) {
@@ -57,7 +57,7 @@ struct Shared {
         assert_close_to(got, batch.answers(), context);
     }
   }
-  // Tokens by policy "hip", beside a session that has seen nothing before.
+  // Appends tokens under policy "hip" and compares with a new session.
   void prune(int64_t id, int64_t n) {
     tandem_session* fresh = nullptr;
     OK(tandem_session_create, &fresh, keeper.cache, &pruned.options);
@@ -75,7 +75,7 @@ struct Shared {
   }
 };
 
-// What either session appends the other attends.
+// Each of two sessions attends tokens that the other appended.
 void sees_tokens_of_other_sessions(void**) {
   Shared shared;
   const int64_t id = shared.keeper.ids[0];
@@ -111,7 +111,7 @@ void follows_forks_and_truncations(void**) {
   shared.everybody(id);
 }
 
-// Positions of later keys move, and what they are under RoPE with them.
+// After a removal the positions of later keys shift, and so do these keys under RoPE.
 void follows_removals(void**) {
   Shared shared;
   const int64_t id = shared.keeper.ids[0];
@@ -129,7 +129,7 @@ void follows_removals(void**) {
   shared.everybody(id);
 }
 
-// Lists of the last decode call are those of tokens that are gone.
+// Truncation discards the lists of a decode call whose tokens are gone.
 void forgets_lists_with_their_tokens(void**) {
   const Machine machine;
   const Pruned pruned(16, 128, {stage_of(kExact, 8, 64, 32)});
@@ -148,7 +148,7 @@ void forgets_lists_with_their_tokens(void**) {
   for (int i = 0; i < 5; ++i) assert_same_bits(keeper.turn({1}, 500 + 10 * i), later.turn({1}, 500 + 10 * i), "removed");
 }
 
-// Queries of tokens that are there appended nothing: lists stay.
+// Queries of stored tokens append nothing, so lists stay.
 void keeps_lists_when_nothing_comes(void**) {
   const Machine machine;
   const Pruned pruned(16, 128, {stage_of(kExact, 8, 64, 32)});
@@ -175,7 +175,7 @@ std::vector<float> talk(const Keeper& keeper, tandem_session* session, int64_t i
   return all;
 }
 
-// A session each, on sequences of one cache, whose store grows under both.
+// Two threads use one session each, on sequences of one cache. Its store grows under both.
 void two_threads_prune_beside_each_other(void**) {
   const Machine machine(rotated_layers());
   const Pruned pruned(16, 64,

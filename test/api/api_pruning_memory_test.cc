@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Memory of policy "hip" in the host tier, which is that of bounds: planned, capped, and refused by the caller's allocator.
+// Host memory of policy "hip", which holds bounds: planned, capped, and refused by the caller's allocator.
 #include <atomic>
 #include <cstdlib>
 
@@ -9,7 +9,7 @@ using namespace tandem_test;
 
 namespace {
 
-constexpr int64_t kBlock = 2048;  // tokens that bounds are taken for at a time
+constexpr int64_t kBlock = 2048;  // tokens whose bounds are allocated together
 
 std::vector<tandem_pruning_stage> some_stages() {
   return {stage_of(TANDEM_JUDGE_BOUNDS, 64, 512, 4), stage_of(TANDEM_JUDGE_BOUNDS, 16, 160, 2),
@@ -71,7 +71,7 @@ void plans_what_is_held(void**) {
     }
 }
 
-// An append of one layer that is refused, twice.
+// Makes an append of one layer twice. Both calls must be refused.
 void refuse_append(const Keeper& keeper, int64_t id, int64_t n, const char* value) {
   const uint64_t before = keeper.digest(id);
   const tandem_session_stats stats = keeper.stats();
@@ -88,7 +88,7 @@ void refuse_append(const Keeper& keeper, int64_t id, int64_t n, const char* valu
   assert_memory_equal(&stats, &after, sizeof stats);
 }
 
-// One sequence has the room that the other needs next.
+// One sequence holds the room that the other needs next.
 void keeps_to_the_cap(void**) {
   const Machine machine;
   const Pruned pruned(64, 160, some_stages());
@@ -117,7 +117,7 @@ void keeps_to_the_cap(void**) {
   assert_true(stats_of(keeper).host_peak_bytes <= capped.host_cap_bytes);
 }
 
-// A session that comes later needs room for what sequences have reserved.
+// A session that is created later needs room for all tokens that sequences have reserved.
 void a_later_session_keeps_to_the_cap(void**) {
   const Machine machine;
   const Pruned pruned(64, 160, some_stages());
@@ -142,7 +142,7 @@ void a_later_session_keeps_to_the_cap(void**) {
 // ---- the caller's allocator ----------------------------------------------------------------------------------------------
 
 struct Heap {
-  std::atomic<int64_t> left{-1};  // requests until one is refused; -1: none is
+  std::atomic<int64_t> left{-1};  // requests until one is refused; -1: never
   std::atomic<int64_t> n_blocks{0};
 
   static void* take(size_t bytes, size_t alignment, void* user) {
@@ -159,7 +159,7 @@ struct Heap {
   }
 };
 
-// The nth request of each call is refused, for all n.
+// Refuses the n-th request of each call, for all n.
 void survives_an_allocator_that_refuses(void**) {
   Heap heap;
   {

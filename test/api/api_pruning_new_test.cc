@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// operator new fails in calls under policy "hip": the N-th time on any thread, once or from then on, for every N. A call
-// that is refused has changed nothing, and made again it gives the bits of a twin that always had memory.
+// operator new fails in calls under policy "hip": the N-th time on any thread, once or from then on, for every N. A refused
+// call changes nothing. Repeated, it gives the bits of a twin that never lacked memory.
 #include "failing_new.h"
 #include "one_in.h"
 #include "pruned_world.h"
@@ -16,7 +16,7 @@ std::vector<tandem_pruning_stage> some_stages() {
   return {stage_of(TANDEM_JUDGE_BOUNDS, 32, 256, 4), stage_of(TANDEM_JUDGE_DESCENT, 16, 128, 3), last};
 }
 
-// What must not change with a refused call.
+// State that a refused call must not change.
 struct State {
   std::vector<uint64_t> digests;
   std::vector<std::vector<int64_t>> listed;
@@ -34,11 +34,11 @@ struct State {
   }
 };
 
-// Tensors of a life's calls, which all lives use.
+// Tensors of the calls of a life. All lives share them.
 class Calls {
  public:
   explicit Calls(const Machine& machine) : machine_(machine) {}
-  // The i-th call, as it was when it was made: of as many tokens each time.
+  // Returns the i-th call, which is made on first use. It must have the same numbers of tokens each time.
   Batch& at(size_t i, const std::vector<std::pair<int64_t, int64_t>>& parts) {
     if (batches_.size() <= i) {
       batches_.push_back(std::make_unique<Batch>(machine_, 0, parts, static_cast<int64_t>(10 * i)));
@@ -58,13 +58,13 @@ class Calls {
   std::vector<std::vector<float>> outputs_;
 };
 
-// A life in calls, one after another: appends, decode, batches, queries of tokens that are there, a fork, guesses.
+// A series of calls: appends, decodes, batches, queries of stored tokens, a fork, speculative tokens.
 class Life {
  public:
   Life(const Machine& machine, const Pruned& pruned, Calls& calls)
       : calls_(calls), keeper_(machine, pruned.options, short_pages(), 2) {}
 
-  // Returns how many calls were refused.
+  // Returns the number of refused calls.
   int run() {
     for (const auto& q_lens : std::vector<std::vector<int64_t>>{{260, 0}, {1, 0}, {1, 0}, {1, 130}, {1, 1}, {70, 1}, {1, 1}})
       attend(q_lens);
@@ -111,7 +111,7 @@ class Life {
     armed.store(true);
     int32_t status = call(&error);
     armed.store(false);
-    if (fails_at.load() > 0 && n_news.load() >= fails_at.load()) fails_at.store(0);  // had its failure
+    if (fails_at.load() > 0 && n_news.load() >= fails_at.load()) fails_at.store(0);  // the failure has happened
     if (status != TANDEM_OK) {
       ++n_refused_;
       if (status != TANDEM_ERROR_OUT_OF_MEMORY)
@@ -158,7 +158,7 @@ void run_all(int32_t shared_lists, bool keeps_failing) {
 void fails_once(void**) { run_all(0, false); }
 void fails_from_then_on(void**) { run_all(1, true); }
 
-// Decode calls take memory where a length or size is reached for the first time, and not else.
+// Decode calls allocate only when a length or a size is reached for the first time.
 void decode_takes_what_it_has(void**) {
   const Machine machine;
   const Pruned pruned(32, 80, some_stages());

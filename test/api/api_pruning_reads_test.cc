@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What policy "hip" reads: values that no query of a block attends, keys that no stage looks at, tokens behind a query and
-// rows behind a sequence's end are NaN, and the answers are those of a twin without any.
+// Memory that policy "hip" reads. Values that no query of a block attends, keys that no stage looks at, tokens after a
+// query and rows after a sequence's end hold NaN. The answers must equal those of a twin without NaN.
 #include <cstdlib>
 
 #include "pruned_world.h"
@@ -12,7 +12,7 @@ namespace {
 constexpr int32_t kDescent = TANDEM_JUDGE_DESCENT, kBounds = TANDEM_JUDGE_BOUNDS, kExact = TANDEM_JUDGE_EXACT;
 constexpr int64_t kSinks = 32, kWindow = 64, kPrompt = 350;
 
-// Memory that nobody has written holds NaN of every type.
+// Fills new memory with bytes that are NaN in every type.
 void* nan_alloc(size_t bytes, size_t alignment, void*) {
   void* const data = std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
   assert_non_null(data);
@@ -33,7 +33,7 @@ struct NanMachine : Machine {
 
 using Places = std::vector<std::vector<int64_t>>;  // tokens of each KV head, ascending
 
-// Rows [first, ...) of a tensor are NaN, but for those that a KV head has listed.
+// Overwrites rows [first, ...) of a tensor with NaN, except the rows that a KV head lists.
 void forget_others(Tensor* tensor, int64_t first, const Places& listed) {
   const int64_t n = std::ssize(tensor->values) / (kKvHeads * kDim);
   for (int64_t t = 0; t < n; ++t)
@@ -51,7 +51,7 @@ void assert_finite(const std::vector<float>& values) {
   for (const float x : values) assert_true(std::isfinite(x));
 }
 
-// Tokens that are there before the call, and the call.
+// The tokens before the call, and the call's tokens.
 struct Rows {
   Batch prompt, call;
   Rows(const Machine& machine, int64_t id, int64_t n)
@@ -77,7 +77,7 @@ std::vector<std::vector<tandem_pruning_stage>> some_stages() {
           {stage_of(kBounds, 32, 160), stage_of(kDescent, 16, 96), next}};
 }
 
-// One block: a decode call, and an append of up to 64 tokens.
+// Calls of one block: a decode call, and an append of up to 64 tokens.
 void reads_listed_values_alone(void**) {
   const NanMachine machine;
   for (const auto& stages : some_stages())
@@ -99,7 +99,7 @@ void reads_listed_values_alone(void**) {
     }
 }
 
-// The list of queries [first, first + n) of a call, as one block of the twin's tells it.
+// Returns the list of queries [first, first + n) of a call, which the twin attends as one block.
 Places list_of_block(const Keeper& whole, const Batch& call, int64_t first, int64_t n) {
   int64_t fork = 0;
   OK(tandem_sequence_fork, &fork, whole.cache, whole.ids[0]);
@@ -113,7 +113,7 @@ Places list_of_block(const Keeper& whole, const Batch& call, int64_t first, int6
   return listed;
 }
 
-// Several blocks of a long append: each reads the values of its own list, whatever other blocks attend.
+// A long append of several blocks: each block reads the values of its own list, whatever other blocks attend.
 void blocks_read_their_own_lists(void**) {
   const NanMachine machine;
   constexpr int64_t kAppend = 200, kBlock = 64;
@@ -141,7 +141,7 @@ void blocks_read_their_own_lists(void**) {
   }
 }
 
-// Keys and values behind a query are in its block, and in chunks that are judged for later calls.
+// Keys and values after a query lie in its block, and in chunks that are scored for later calls.
 void reads_nothing_behind_a_query(void**) {
   const NanMachine machine;
   constexpr int64_t kAppend = 150, kGood = 90;
@@ -163,7 +163,7 @@ void reads_nothing_behind_a_query(void**) {
   }
 }
 
-// Rows behind a sequence's end that were truncated: NaN has been there, and bounds have been made of it.
+// Truncated rows after a sequence's end: they held NaN, and bounds were computed from them.
 void forgets_truncated_rows(void**) {
   const NanMachine machine;
   for (const auto& stages : some_stages()) {
@@ -199,7 +199,7 @@ struct TokenSpan {
   int64_t begin, n;
 };
 
-// The tokens of a chunk that one query head's descent looks at; *score: of the last of them.
+// Returns the tokens of a chunk that one query head's descent looks at. *score: score of the last of them.
 std::vector<int64_t> path_of(const std::vector<std::vector<float>>& logits, TokenSpan chunk, size_t q_head, float* score) {
   std::vector<int64_t> path = {chunk.begin};
   int64_t low = path[0];
@@ -211,8 +211,8 @@ std::vector<int64_t> path_of(const std::vector<std::vector<float>>& logits, Toke
   return path;
 }
 
-// Keys of one KV head that a stage of descent, and an exact one over what it keeps, may read; those of sinks and window too.
-// *attended: what is attended where there is no other stage.
+// Returns the keys of one KV head that a stage of descent and a following exact stage may read, those of sinks and window
+// included. *attended: the attended tokens if there is no other stage.
 std::vector<int64_t> readable(const std::vector<std::vector<float>>& logits, size_t kv_head, int64_t chunk_len,
                               std::vector<int64_t>* attended) {
   const int64_t p0 = kPrompt, end = p0 + 1 - kWindow, n_chunks = (end + chunk_len - 1) / chunk_len;
@@ -240,7 +240,7 @@ std::vector<int64_t> readable(const std::vector<std::vector<float>>& logits, siz
   return tokens;
 }
 
-// A descent reads the keys of its paths, and an exact stage behind it the chunks that were kept.
+// A descent reads only the keys of its paths. An exact stage after it reads only the chunks that were kept.
 void descend(const Machine& machine, int64_t chunk_len) {
   for (const bool has_second : {false, true}) {
     std::vector<tandem_pruning_stage> stages = {stage_of(kDescent, chunk_len, kKept)};
@@ -270,7 +270,7 @@ void descend(const Machine& machine, int64_t chunk_len) {
   }
 }
 
-// Chunks that lie in one page, and in two.
+// Chunks that lie in one page, and in two pages.
 void descends_along_its_paths(void**) {
   const NanMachine machine;
   for (const int64_t chunk_len : {16, 32}) descend(machine, chunk_len);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The rules of pruning.h one by one: where candidates end, what a stage keeps, when it runs again, where windows begin, and
-// which records are refused.
+// The rules of pruning.h one by one: the end of the candidates, the chunks that a stage keeps, the calls in which it runs,
+// the start of windows, and refused records.
 #include "pruned_world.h"
 
 using namespace tandem_test;
@@ -10,8 +10,8 @@ namespace {
 constexpr int32_t kDescent = TANDEM_JUDGE_DESCENT, kBounds = TANDEM_JUDGE_BOUNDS, kExact = TANDEM_JUDGE_EXACT;
 constexpr int32_t kInvalid = TANDEM_ERROR_INVALID_ARGUMENT;
 
-// One sequence whose keys are small but where a test says otherwise. All queries are `strength` in dim 0 and else 0, so that
-// a key's logit is its first number.
+// One sequence whose keys are small except where a test plants others. Every query is `strength` in dim 0 and zero
+// elsewhere, so the first number of a key determines its logit.
 struct Planted {
   Machine machine{{plain_layer()}};
   Keeper keeper;
@@ -20,7 +20,7 @@ struct Planted {
 
   explicit Planted(const Pruned& pruned) : keeper(machine, pruned.options, short_pages()) {}
 
-  // n tokens, of whose keys some have that number in dim 0. Returns the outputs.
+  // Appends n tokens. `planted` gives some keys a number in dim 0. Returns the outputs.
   std::vector<float> append(int64_t n, const std::vector<std::pair<int64_t, float>>& planted = {}, bool attends = true) {
     Batch batch(machine, 0, {{keeper.ids[0], n}}, length + 1);
     std::fill(batch.q.values.begin(), batch.q.values.end(), 0.0f);
@@ -40,7 +40,7 @@ struct Planted {
     const auto listed = keeper.listed(keeper.ids[0], kv_head);
     return std::binary_search(listed.begin(), listed.end(), token);
   }
-  // Of the last query: what is attended between sinks and window.
+  // Returns the tokens between sinks and window that the last query attends.
   std::vector<int64_t> between(int64_t sinks, int64_t window) const {
     std::vector<int64_t> tokens;
     for (const int64_t t : keeper.listed(keeper.ids[0]))
@@ -49,12 +49,12 @@ struct Planted {
   }
 };
 
-// The strongest key is attended wherever it is: also the first behind the sinks and the last before the window, from call to
-// call, while the window moves on and stages wait for their turn.
+// The strongest key is attended wherever it is, also as the first one after the sinks or the last one before the window.
+// This holds in every call, while the window moves and stages wait.
 void forgets_no_key(void**) {
   for (const int32_t judge : {kDescent, kBounds, kExact})
     for (const int64_t place : {32, 33, 200, 367, 368, 369, 370, 400, 430, 431}) {
-      if (judge == kDescent && place % 8 != 0) continue;  // a descent looks at first keys of halves that score high
+      if (judge == kDescent && place % 8 != 0) continue;  // descents only see first keys of high-scoring halves
       const Pruned pruned(32, 64, {stage_of(judge, 8, 16, 5)});
       Planted planted(pruned);
       using Keys = std::vector<std::pair<int64_t, float>>;
@@ -66,11 +66,12 @@ void forgets_no_key(void**) {
     }
 }
 
-// No chunk is looked at that begins inside the window of an append, and inside the overlap of a decode call's.
+// Chunks that begin inside the window of an append are not candidates. A decode call also leaves out those inside its
+// overlap.
 void looks_up_to_the_window(void**) {
   const Pruned pruned(32, 64, {stage_of(kExact, 1, 3, 5)});
   Planted planted(pruned);
-  // An append of one block at token 400: candidates end at 400 + 1 - 64 = 337. A decode call there: at 341.
+  // An append of one block at token 400: candidates end at 400 + 1 - 64 = 337. For a decode call there, they end at 341.
   planted.append(400, {{100, 3.0f}, {336, 2.0f}, {337, 5.0f}, {340, 4.0f}, {341, 5.0f}}, false);
   planted.append(2);
   const auto listed = planted.keeper.listed(planted.keeper.ids[0]);
@@ -79,7 +80,7 @@ void looks_up_to_the_window(void**) {
   OK(tandem_sequence_truncate, planted.keeper.cache, planted.keeper.ids[0], 400);
   planted.length = 400;
   planted.append(1);
-  assert_true(planted.between(32, 64) == std::vector<int64_t>{100});  // 337 and 340 are in the list, and in the window
+  assert_true(planted.between(32, 64) == std::vector<int64_t>{100});  // 337 and 340 are in the list and in the window
 }
 
 void keeps_the_best_and_the_lower(void**) {
@@ -101,7 +102,7 @@ void keeps_the_best_and_the_lower(void**) {
   }
 }
 
-// With each chunk the one behind it, once where both score high, and none behind the last candidate.
+// Each chunk brings the chunk after it, only once if both have high scores, and none after the last candidate.
 void plus_next_takes_the_chunk_behind(void**) {
   tandem_pruning_stage stage = stage_of(kExact, 8, 48);
   stage.plus_next = 1;
@@ -115,7 +116,7 @@ void plus_next_takes_the_chunk_behind(void**) {
   assert_true(planted.between(32, 64) == wanted);
 }
 
-// Numbers that bf16 does not hold: a bound is no less than the logit, of positive queries and of negative ones.
+// Numbers that bf16 cannot represent: a bound is never below the logit, for positive and for negative queries.
 void bounds_are_rounded_outward(void**) {
   const Pruned pruned(16, 64, {stage_of(kBounds, 1, 1)});
   for (const float sign : {1.0f, -1.0f}) {
@@ -127,7 +128,7 @@ void bounds_are_rounded_outward(void**) {
   }
 }
 
-// Stages run when their interval has passed, and with them those behind.
+// A stage runs when its interval has passed, and then the later stages run too.
 void runs_when_it_is_due(void**) {
   const Pruned pruned(32, 96, {stage_of(kBounds, 16, 160, 6), stage_of(kDescent, 8, 80, 4), stage_of(kExact, 8, 40, 2)});
   Planted planted(pruned);
@@ -147,13 +148,13 @@ void runs_when_it_is_due(void**) {
   assert_int_equal(planted.keeper.stats().n_refreshes - before, 3);  // after an append
 }
 
-// A list that waits for its stage does not know of a key that has come; one that is made again does.
+// A list does not contain a new key until its stage runs again.
 void lists_wait_for_their_stage(void**) {
   const Pruned pruned(32, 64, {stage_of(kExact, 8, 16, 20)});
   Planted planted(pruned);
   planted.append(400, {{100, 2.0f}, {200, 2.0f}, {300, 1.0f}}, false);
   planted.append(1);
-  planted.strength = -8.0f;  // all else scores higher now
+  planted.strength = -8.0f;  // all other keys score higher now
   for (int i = 1; i < 20; ++i) {
     planted.append(1);
     assert_true(planted.lists(100) && planted.lists(200));
@@ -162,7 +163,7 @@ void lists_wait_for_their_stage(void**) {
   assert_false(planted.lists(100) || planted.lists(200));
 }
 
-// The queries of the largest block share where their window begins, whatever the blocks of later stages.
+// The queries of one largest block share the start of their window, whatever the blocks of later stages are.
 void windows_begin_with_the_largest_block(void**) {
   const Pruned pruned(16, 64, {stage_of(kDescent, 16, 64, 0, 64), stage_of(kExact, 8, 16, 0, 16)});
   Planted planted(pruned);
@@ -175,7 +176,7 @@ void windows_begin_with_the_largest_block(void**) {
   for (int64_t t = 564 + 64 + 1 - 64; t < 634; ++t) assert_true(planted.lists(t));  // the second block
 }
 
-// Stages that are there for some lengths alone.
+// Stages that only apply to some lengths.
 void stages_come_and_go_with_the_length(void**) {
   tandem_pruning_stage low = stage_of(kExact, 8, 16), high = stage_of(kExact, 8, 32);
   low.to_tokens = 301;
@@ -190,7 +191,7 @@ void stages_come_and_go_with_the_length(void**) {
   }
 }
 
-// Records of each layer, of decode calls and of appends.
+// Each layer has its own records, for decode calls and for appends.
 void each_layer_has_its_records(void**) {
   const Machine machine({plain_layer(), plain_layer()});
   const Pruned one(16, 64, {stage_of(kExact, 8, 16)}), two(16, 64, {stage_of(kExact, 8, 24)}),
@@ -257,7 +258,7 @@ const std::vector<Wrong>& wrong_records() {
   return all;
 }
 
-// As long as a record may be: 2 * 16 + 4 - 1 = 35 tokens of window.
+// The valid record has the shortest valid window: 2 * 16 + 4 - 1 = 35 tokens.
 void refuses_wrong_records(void**) {
   const Machine machine;
   const Pruned right(16, 35, {stage_of(kBounds, 16, 64, 4), stage_of(kExact, 16, 32, 2)});
@@ -274,7 +275,7 @@ void refuses_wrong_records(void**) {
   assert_int_equal(n_wrong, 0);
 }
 
-// Bounds of MLA's keys, given or of the preset; in a layer that does not prune nobody minds.
+// Refuses bounds of MLA's keys, both explicit and from the preset. In a layer that does not prune they are accepted.
 void refuses_bounds_of_long_keys(void**) {
   tandem_layer_options latent = plain_layer();
   latent.n_kv_heads = 1;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Policy "hip" on layers and caches of every kind. A record that keeps everything answers as policy "all" does; one that
-// prunes answers as attention over the keys that it tells, and these are the ones whose logits, which attention itself tells
-// of single keys, are the largest.
+// Policy "hip" on layers and caches of every kind. A record that keeps everything gives the answers of policy "all". A
+// record that prunes gives attention over the keys that it lists. Those must be the keys with the largest logits, which
+// attention with single keys measures.
 #include "one_in.h"
 #include "pruned_world.h"
 
@@ -75,8 +75,8 @@ std::vector<Case> logit_options() {
 
 bool has_bounds(const Case& of) { return of.layers[0].k_head_dim <= 288; }
 
-// Appends of every length about a block of 64 queries, alone, side by side and beside decode; queries of tokens that are
-// there; decode calls over more than one refresh. visit(q_lens, seed, appends)
+// Visits appends of all lengths around a block of 64 queries, alone, side by side and next to decodes, then queries of
+// stored tokens, and decode calls over more than one refresh. Calls visit(q_lens, seed, appends).
 template <typename Visit>
 void converse(Visit visit) {
   const std::vector<std::vector<int64_t>> turns = {{200, 65, 0}, {1, 64, 63}, {1, 1, 1},
@@ -108,7 +108,7 @@ void keeps_everything_of_shapes(void**) { keeps_everything(shapes()); }
 void keeps_everything_of_types(void**) { keeps_everything(storage_types()); }
 void keeps_everything_of_logit_options(void**) { keeps_everything(logit_options()); }
 
-// In a layer that prunes the list, in a layer with a sliding window all of that.
+// A layer that prunes attends its list. A layer with a sliding window attends all keys of that window.
 void check_lists(Keeper& hip, const Batch& batch, const std::string& context) {
   const tandem_layer_options& layer = hip.machine.layers[static_cast<size_t>(batch.args.layer_idx)];
   std::vector<std::vector<int64_t>> lists;
@@ -126,7 +126,7 @@ void check_lists(Keeper& hip, const Batch& batch, const std::string& context) {
   assert_close_to(tail(batch.lse.values, lse.size()), lse, context);
 }
 
-// A pruned answer is that over its list.
+// A pruned answer equals attention over its list.
 void answers_over_lists(const Case& of) {
   const Machine machine(of.layers);
   const Pruned pruned(16, 64,
@@ -150,8 +150,8 @@ void attends_what_it_tells(void**) {
       if (is_taken()) answers_over_lists(of);
 }
 
-// Scores of keys for a KV head by their judge: logits as attention with a single key tells them, less the head's lse over
-// all keys where the judge normalises.
+// Returns a KV head's scores of keys under its judge: the logits of attention with a single key. A judge that normalises
+// subtracts the head's lse over all keys.
 std::vector<float> scores_of(const std::vector<std::vector<float>>& logits, const std::vector<float>& less, int32_t kv_head,
                              int32_t group) {
   std::vector<float> scores;
@@ -166,7 +166,7 @@ std::vector<float> scores_of(const std::vector<std::vector<float>>& logits, cons
 
 constexpr int64_t kSinks = 16, kWindow = 64, kLength = 300;
 
-// The list of a KV head has n_kept keys between sinks and window, those with the largest scores.
+// Checks that a KV head's list has n_kept keys between sinks and window, those with the largest scores.
 void check_kept(const std::vector<int64_t>& list, const std::vector<float>& scores, int64_t n_kept, float slack,
                 const std::string& context) {
   const int64_t length = std::ssize(scores);
@@ -188,12 +188,12 @@ void check_kept(const std::vector<int64_t>& list, const std::vector<float>& scor
 
 struct Judged {
   int32_t judge;
-  float slack;  // how far scores may be above logits, at most
+  float slack;  // largest amount by which a score may exceed its logit
   int64_t length = kLength, n_kept = 24;
   bool shares_lists = false;
 };
 
-// Chunks of one key: the list has those with the largest scores.
+// With chunks of one key, the list has the keys with the largest scores.
 void judges_single_keys(const Case& of, const Judged& by) {
   const Machine machine(of.layers);
   Pruned pruned(kSinks, kWindow, {stage_of(by.judge, 1, by.n_kept, 1)});
@@ -231,8 +231,8 @@ void judges_keys_as_attention_sees_them(void**) {
     }
 }
 
-// A KV head's candidates are cut into several pieces, whose rows are normalised together: 1,400 keys of 512 bytes are more
-// than twenty times what a piece has at least. So many keys are kept that those of all query heads are among them.
+// A KV head's candidates are cut into several pieces whose rows are normalised together. 1,400 keys of 512 bytes are more
+// than 20 times the smallest piece. The list is long enough to include the keys of all query heads.
 void judges_in_pieces(void**) {
   for (const int32_t group : {1, 4})
     for (const bool shares_lists : {false, true})
@@ -240,7 +240,7 @@ void judges_in_pieces(void**) {
                          {kExact, 1e-4f, 1480, 400, shares_lists});
 }
 
-// Descents of chunks that lie in one page, and of those that lie in several.
+// Descents give the same lists for chunks in one page and chunks across several pages.
 void descends_alike_in_any_pages(void**) {
   const Pruned pruned(64, 160, {stage_of(kDescent, 64, 256, 1), stage_of(kDescent, 32, 96, 1, 32)});
   tandem::test::TakesOneIn is_taken;

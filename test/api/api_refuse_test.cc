@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Bad arguments of every call but attend and merge: a typed error that names field and value, and nothing has changed.
+// Bad arguments of every call except attend and merge. Each gives a typed error that names field and value, and changes
+// nothing.
 #include "api_world.h"
 
 using namespace tandem_test;
@@ -191,7 +192,7 @@ void test_sequences(void**) {
   check_all_refused(world, cases, &out);
 }
 
-// Never used, dropped, out of any range.
+// Sequences that were never created, were dropped, or are out of range.
 void test_unknown_sequences(void**) {
   World world;
   Outputs out;
@@ -308,7 +309,7 @@ void test_row_tensors(void**) {
                        }});
     }
   }
-  for (const int64_t n_tokens : {0, 1})  // strides that lead nowhere
+  for (const int64_t n_tokens : {0, 1})  // strides that overflow
     cases.push_back({"stride[0]", "tandem_sequence_append", kInvalid, "k.stride[0]", "4611686018427387903 is more bytes",
                      [=, &rows](auto e) {
                        tandem_tensor k = rows.k.view, v = rows.v.view;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Texts for callers, the memory plan against what is then in use, and statistics of larger structs.
+// Texts for callers, the memory plan compared with the memory in use, and statistics in larger structs.
 #include <algorithm>
 #include <cstring>
 
@@ -11,7 +11,7 @@ namespace {
 
 using Report = std::function<int32_t(char*, size_t, size_t*, tandem_error**)>;
 
-// At most buffer_bytes are written, with the 0; the full size is told whatever the buffer.
+// A report writes at most buffer_bytes, its final 0 included, and always returns the full size.
 void check_buffers(const Report& report) {
   size_t needed = 0;
   OK(report, nullptr, 0, &needed);
@@ -84,7 +84,7 @@ void test_route_report(void**) {
                       "\"recompute_alone_ns\":14}");
 }
 
-// What the plan says is what is then in use.
+// The memory in use equals the plan.
 void test_plan_holds(void**) {
   World world;
   tandem_cache_options cache_options = TANDEM_CACHE_OPTIONS_INIT;
@@ -150,7 +150,7 @@ void test_drain(void**) {
     OK(tandem_engine_drain, world.engine, timeout_ns);
 }
 
-// A selection's buffers: at most `capacity` entries, the number in any case.
+// Writes at most `capacity` entries of a selection and always returns their number.
 void test_selection_capacity(void**) {
   World world;
   int64_t whole[128], n_all = 0, n = 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Reserved means reserved: in a cache whose cap is nearly used up, an append within what its sequence has reserved, or
-// within what an open step has declared, never lacks memory, whatever was created, forked, appended and selected since.
+// An append within a sequence's reservation, or within the lengths of an open step, never lacks memory. The cache's cap is
+// nearly used up, and sequences are created, forked, appended and selected in the meantime.
 #include <algorithm>
 #include <array>
 
@@ -11,9 +11,9 @@ using namespace tandem_test;
 namespace {
 
 constexpr int32_t kPageTokens = 16;
-constexpr int64_t kExtentTokens = 2048, kMawTokens = 2048;  // in which memory is taken
+constexpr int64_t kExtentTokens = 2048, kMawTokens = 2048;  // units in which memory is allocated
 
-// Room for `extents` extents of pages, and for the MAW and selections of about `states` blocks of a layer.
+// Returns a cap for `extents` extents of pages and for the MAW and selections of about `states` blocks of a layer.
 int64_t cap_of(int64_t extents, int64_t states) {
   const int64_t token_bytes = kLayers * kKvHeads * kDim * 2 * 2;
   const int64_t state_bytes = kMawTokens * (kQHeads + kKvHeads) * 4;
@@ -67,7 +67,7 @@ struct CappedWorld {
     call.args.v = &call.v.view;
     return tandem_attend(session, &call.args, nullptr);
   }
-  // All of the cap that is left, in pages of other sequences.
+  // Uses up the rest of the cap with pages of other sequences.
   void fill() const {
     for (int64_t n = kExtentTokens; n > 0;)
       if (tandem_sequence_reserve(cache, sequence(), n, nullptr) != TANDEM_OK) n /= 2;
@@ -80,10 +80,10 @@ void test_a_session_is_refused_instead(void**) {
   OK(tandem_sequence_reserve, world.cache, sequence, 600);
   tandem_cache_stats before = TANDEM_CACHE_STATS_INIT, after = TANDEM_CACHE_STATS_INIT;
   OK(tandem_cache_get_stats, &before, world.cache);
-  (void)world.session("hgca", TANDEM_ERROR_CAPACITY);  // two layers want a block each
+  (void)world.session("hgca", TANDEM_ERROR_CAPACITY);  // each of two layers needs a block
   OK(tandem_cache_get_stats, &after, world.cache);
   assert_int_equal(before.host_session_bytes, after.host_session_bytes);
-  tandem_session* all = world.session("all");  // this one wants nothing
+  tandem_session* all = world.session("all");  // this session needs no memory
   for (int32_t l = 0; l < kLayers; ++l) {
     assert_int_equal(world.append(sequence, l, 300), TANDEM_OK);
     assert_int_equal(CappedWorld::attend(all, sequence, l, 300), TANDEM_OK);
@@ -116,7 +116,7 @@ void test_an_open_step_has_reserved(void**) {
   tandem_session_release(session);
 }
 
-// A step that is taken back, and tokens removed from the middle, leave the rest of a reservation.
+// A step that is rolled back and a removal from the middle keep the unused rest of a reservation.
 void test_what_is_left_stays_reserved(void**) {
   const CappedWorld world(cap_of(1, 0));
   const int64_t sequence = world.sequence(), q_len = 5;
@@ -144,7 +144,7 @@ void test_a_truncation_gives_back(void**) {
   OK(tandem_sequence_reserve, world.cache, other, kExtentTokens);
 }
 
-// A random order of everything that takes memory.
+// Runs all operations that allocate memory in random order.
 class Stream {
  public:
   Stream(const CappedWorld& world, int64_t seed) : world_(world), seed_(seed) {}
@@ -159,15 +159,15 @@ class Stream {
 
  private:
   struct Known {
-    int64_t id = 0, reserved = 0;  // tokens in all
+    int64_t id = 0, reserved = 0;  // total tokens
     std::array<int64_t, kLayers> lengths{};
     bool in_step = false;
     bool is_even() const { return lengths[0] == lengths[1]; }
   };
   struct Party {
     tandem_session* session = nullptr;
-    int64_t stepped = 0, q_len = 0;  // the sequence of its open step, 0: none is open
-    int32_t n_layers = 0;            // attended in it
+    int64_t stepped = 0, q_len = 0;  // stepped: sequence of its open step; 0: no step is open
+    int32_t n_layers = 0;            // layers attended in the step
   };
   using Op = void (Stream::*)();
   static const std::array<Op, 13> kOps;
@@ -187,7 +187,7 @@ class Stream {
   Party* any_party() {
     return parties_.empty() ? nullptr : &parties_[static_cast<size_t>(pick(static_cast<int64_t>(parties_.size())))];
   }
-  // An append of n tokens that ended with `status`.
+  // Records an append of n tokens that ended with `status`.
   void note_append(Known& known, int32_t layer_idx, int64_t n, int32_t status) {
     int64_t& length = known.lengths[static_cast<size_t>(layer_idx)];
     if (length + n <= known.reserved) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Rotated keys at the ABI: queries see what they would see without, codes lose less to outlier dims, rows come back as they
-// went in, and what cannot be rotated is refused.
+// Rotated keys at the ABI: attention gives the results of unrotated keys, outlier dims cost the other dims less precision,
+// rows are read back as they were written, and keys that cannot be rotated are refused.
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -27,7 +27,7 @@ struct Setup {
   const char* policy = "all";
 };
 
-// [n_tokens, n_heads, dim] in f32 or, where asked for, in bf16 with the same values.
+// Rows [n_tokens, n_heads, dim] in f32 or, on request, in bf16 with the same values.
 struct Rows {
   std::vector<float> values;
   std::vector<uint16_t> halves;
@@ -47,7 +47,7 @@ struct Rows {
   Rows& operator=(const Rows&) = delete;
 };
 
-// Keys with outliers at dims first, first + period, ...
+// Keys with outliers at dims first, first + period, and so on.
 std::unique_ptr<Rows> keys(int64_t n_tokens, int32_t dim, int64_t seed, int32_t first = 5, int32_t period = 32) {
   auto rows = std::make_unique<Rows>(n_tokens, kKvHeads, dim, 1.0f, seed);
   for (int64_t row = 0; row < n_tokens * kKvHeads; ++row)
@@ -152,7 +152,7 @@ struct Lane {
   }
 };
 
-// By the definition.
+// Rotates a row by the definition.
 void rotate(double* row, int32_t n) {
   std::vector<double> out(static_cast<size_t>(n));
   for (uint32_t i = 0; i < static_cast<uint32_t>(n); ++i)
@@ -198,7 +198,7 @@ void check_against_truth(const Lane& lane, int64_t sequence, const Rows& q, cons
   _fail(__FILE__, __LINE__);
 }
 
-// Attention over the stored keys, rotated back, with queries as they are: one query, few, and enough for matrix products.
+// Attends the stored keys, rotated back, with unrotated queries: one query, a few, and enough for matrix products.
 void attends_the_stored_keys(void**) {
   const World world;
   for (const int32_t type : kTypes) {
@@ -216,7 +216,7 @@ void attends_the_stored_keys(void**) {
   }
 }
 
-// The same calls with and without rotation.
+// Makes the same calls with and without rotation.
 class Twins {
  public:
   Twins(const World& world, const char* policy)
@@ -237,14 +237,14 @@ class Twins {
   void decode(int64_t sequence, int n) {
     for (int i = 0; i < n; ++i) attend({{sequence}, {1}});
   }
-  // Sequences get the same ids in both.
+  // The sequences have the same ids in both caches.
   int64_t fork(int64_t sequence) {
     int64_t ids[2] = {}, *id = ids;
     both([&](const Lane& lane) { OK(tandem_sequence_fork, id++, lane.cache, sequence); });
     assert_int_equal(ids[0], ids[1]);
     return ids[0];
   }
-  // Which keys each head would attend, and their shares.
+  // Compares the keys that each head would attend, and their shares.
   void compare_selections(int64_t sequence) {
     for (int32_t head = 0; head < kQHeads; ++head) {
       std::vector<std::vector<int64_t>> kept;
@@ -313,7 +313,7 @@ void changes_no_answer(void**) {
 
 // ---- what is stored ----
 
-// Root mean square error of logits of q4_0 keys. A sequence of one key: its lse is the logit.
+// Returns the root mean square error of logits of q4_0 keys. A sequence of one key has the logit as its lse.
 double logit_error(const World& world, const Setup& setup, int32_t outlier_period) {
   const Lane lane(world, setup);
   constexpr int64_t kKeys = 64;
@@ -340,7 +340,7 @@ double logit_error(const World& world, const Setup& setup, int32_t outlier_perio
   return std::sqrt(squares);
 }
 
-// What is stored of the same keys, by type, dims and rotation.
+// Returns the digest of the same keys stored with this type, dims and rotation.
 uint64_t digest_of(const World& world, int32_t k_type, int32_t k_dim, int32_t k_rotation) {
   const Lane lane(world, {k_type, TANDEM_F32, k_dim, k_rotation});
   const int64_t sequence = lane.create();
@@ -359,7 +359,7 @@ void keys_of_4_bits_are_rotated_by_default(void**) {
     }
 }
 
-// Of 4-bit keys of one layer. is_refused: where the rotation is asked for.
+// Tests 4-bit keys of one layer. is_refused: an explicit rotation is refused.
 void assert_default_is_none(const tandem_layer_options& layer, int32_t x_type, bool is_refused) {
   const World world;
   tandem_model* model = nullptr;
@@ -401,16 +401,17 @@ void the_default_rotates_nothing_that_cannot_be(void**) {
   layer = plain_layer();
   layer.v_aliases_k = 1;
   assert_default_is_none(layer, 0, true);
-  // Hidden states are kept for route "recompute", which is for keys that are not rotated.
+  // Hidden states are kept for route "recompute", which requires unrotated keys.
   tandem_layer_projection projection = TANDEM_LAYER_PROJECTION_INIT;
   projection.hidden_dim = 128;
-  projection.w_type = TANDEM_BF16;  // the weights are of no use here
+  projection.w_type = TANDEM_BF16;  // the weights are not used here
   layer = plain_layer();
   layer.projection = &projection;
   assert_default_is_none(layer, TANDEM_BF16, false);
 }
 
-// With an outlier in each group of 32 the other dims share codes with it; with one in all, only its group does.
+// With an outlier in each group of 32 dims, the other dims of the group lose codes. With an outlier in only one group, only
+// that group does.
 void outliers_cost_less(void**) {
   const World world;
   for (const int32_t k_dim : {64, 128, 256}) {
@@ -424,8 +425,8 @@ void outliers_cost_less(void**) {
   }
 }
 
-// Rows are rotated by the definition, rounded, and rotated back. Here and there a number falls on a rounding boundary, where
-// the f32 of the library and the double of the test part: few rows.
+// Rows are rotated by the definition, rounded, and rotated back. Some numbers fall on a rounding boundary, where the
+// library's f32 and the test's double differ. This affects few rows.
 void rows_come_back(void**) {
   const World world;
   constexpr int64_t kRows = 200;
@@ -458,7 +459,7 @@ void rows_come_back(void**) {
   }
 }
 
-// Blocks are widened, rotated and rounded once more; they come out as blocks of what is stored, rotated back.
+// Blocks are widened, rotated and rounded again. Reading gives blocks of the stored values, rotated back.
 void blocks_in_and_out(void**) {
   const World world;
   constexpr int64_t kRows = 40 * kKvHeads;
@@ -481,7 +482,8 @@ void blocks_in_and_out(void**) {
     const Tensor got = lane.read_k(sequence);
     for (size_t i = 0; i < widened.size(); ++i)
       assert_true(std::fabs(static_cast<double>(got.values[i]) - widened[i]) < 4e-6);
-    // Rotated there and back in f32 a number may cross the boundary between two codes, but few are so close to one.
+    // Rotating and rotating back in f32 may move a number across the boundary between two codes. Few numbers are so close
+    // to one.
     std::vector<uint8_t> out(blocks.size());
     view.data = out.data();
     OK(tandem_sequence_read, &view, nullptr, lane.cache, sequence, 0, 0);
@@ -491,7 +493,7 @@ void blocks_in_and_out(void**) {
   }
 }
 
-// The first layer's keys can be rotated and the others' cannot: sizes are those without rotation.
+// The first layer's keys can be rotated and the other layers' cannot. Sizes must equal those without rotation.
 void rotation_changes_no_size(void**) {
   const World world;
   std::vector<tandem_layer_options> layers(3, plain_layer());

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// In a sandbox that refuses sched_getaffinity an engine is refused with a reason. hwloc would ask again for ever.
+// In a sandbox that refuses sched_getaffinity, engine creation fails with a reason. Without this check hwloc would retry
+// forever.
 #include <errno.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Text goes on from a loaded sequence as it goes on from the one that was saved, bit for bit, under every policy: decode
-// steps, appends, partial ones and guesses. And saving changes nothing: a twin that was never saved gives the same bits.
+// A loaded sequence continues like the saved one, bit for bit, under every policy: decode steps, appends, partial appends
+// and speculative tokens. Saving itself changes nothing: a twin that was never saved gives the same bits.
 #include "patterned_world.h"
 #include "saved_world.h"
 
@@ -59,7 +59,7 @@ constexpr Life kLives[] = {
       partial(keeper, 400, 1);
       partial(keeper, 21, 2);
     },
-    [](const Keeper& keeper) {  // positions with a gap; a token was decoded behind it
+    [](const Keeper& keeper) {  // positions with a gap, and a token decoded after the gap
       (void)keeper.turn({600}, 1);
       OK(tandem_sequence_remove, keeper.cache, keeper.ids[0], 50, 30, 0);
       (void)keeper.turn({1}, 2);
@@ -78,7 +78,7 @@ void guess(const Keeper& keeper, int64_t seed, std::vector<float>* all) {
   OK(tandem_session_commit, keeper.session, keeper.ids[0], kept, 2);
 }
 
-// What follows, and which keys the next query would attend.
+// Returns the following answers and the keys that the next query would attend.
 std::vector<float> go_on(const Keeper& keeper) {
   std::vector<float> all;
   const auto add = [&](const std::vector<float>& more) { all.insert(all.end(), more.begin(), more.end()); };
@@ -121,8 +121,8 @@ void goes_on_as_before(void**) {
   }
 }
 
-// Under "hgca" a session with a longer or shorter window takes what another has learned. No key is attended twice: the lists
-// ascend, and the window's tokens follow each other to the end.
+// Under "hgca" a session with a longer or shorter window accepts the statistics of another session. No key is attended
+// twice: the lists ascend, and the window's tokens are consecutive up to the end.
 void windows_may_differ(void**) {
   const Policies policies;
   const Machine machine(world_layers());
@@ -148,7 +148,7 @@ void windows_may_differ(void**) {
   }
 }
 
-// Without a session's statistics the rows are there all the same.
+// The rows are loaded even without a session's statistics.
 void without_statistics(void**) {
   const Policies policies;
   const Machine machine(world_layers());

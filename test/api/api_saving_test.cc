@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Saved sequences: that what is loaded is what was saved, in every type and with any pages, that files which are cut off,
-// changed or made up are refused and leave nothing behind, and that functions of the caller's may fail.
+// Saved sequences. A loaded sequence equals the saved one, in every type and with any pages. Truncated, changed or forged
+// files are refused and leave nothing behind. The caller's functions may fail.
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
@@ -13,7 +13,7 @@ using namespace tandem_test;
 
 namespace {
 
-// A cache of its own on an engine that all tests share.
+// A cache on an engine that all tests share.
 struct Store {
   tandem_model* model = nullptr;
   tandem_cache* cache = nullptr;
@@ -53,7 +53,7 @@ void append(tandem_cache* cache, int64_t sequence, int32_t n_layers, int64_t n_t
     OK(tandem_sequence_append, cache, sequence, l, &k.view, l == 0 ? &v.view : nullptr, nullptr);
 }
 
-// Its pages are not side by side, as another sequence grew beside it.
+// Returns a sequence whose pages are not adjacent, because another sequence grew at the same time.
 int64_t scattered_sequence(tandem_cache* cache, int32_t n_layers, int64_t n_tokens) {
   int64_t made = 0, beside = 0;
   OK(tandem_sequence_create, &made, cache);
@@ -78,7 +78,7 @@ int64_t used_pages(tandem_cache* cache) {
   return stats.n_pages_used;
 }
 
-// Refused with this status, whatever the field, and nothing is left.
+// Asserts a refusal with one of these statuses, whatever the field, that leaves nothing behind.
 void assert_nothing_is_left(tandem_cache* cache, MemoryFile& file, const std::vector<int32_t>& statuses,
                             tandem_session* session = nullptr) {
   const auto before = sequences_of(cache);
@@ -137,7 +137,7 @@ void lengths_and_positions(void**) {
   }
 }
 
-// Hidden states are rows of a layer.
+// Hidden states are saved as rows of a layer.
 void hidden_states(void**) {
   constexpr int32_t kHidden = 128;
   std::vector<tandem_layer_options> layers(1, plain_layer());
@@ -180,7 +180,7 @@ void blobs_come_back(void**) {
   int64_t loaded = 0;
   OK(tandem_sequence_load, &loaded, world.cache, read_from_memory, &file, &load_options);
   assert_true(kept == (std::vector<std::string>{"state=" + large, "empty="}));
-  // A blob that is not taken, another model.
+  // The blob is refused: another model.
   kept.resize(1);
   file.rewind();
   tandem_error* error = nullptr;
@@ -192,7 +192,7 @@ void blobs_come_back(void**) {
   assert_refused(status, error, TANDEM_ERROR_INVALID_ARGUMENT, "model_id", "42 in the file, 0 in the options");
 }
 
-// Two saves one behind the other in one file: a load reads its own bytes alone.
+// Two saves follow each other in one file. Each load reads only its own bytes.
 void several_in_a_file(void**) {
   const World world;
   MemoryFile file = save(world.cache, world.sequence);
@@ -206,7 +206,7 @@ void several_in_a_file(void**) {
   assert_true(digest_of(world.cache, loaded) == digest_of(world.cache, world.other));
 }
 
-// A layer of one KV head with a few tokens, known to a session.
+// A layer of one KV head with a few tokens and a session's statistics.
 struct Small {
   Store store;
   tandem_session* session = nullptr;
@@ -274,13 +274,13 @@ T get(const MemoryFile& file, size_t at) {
   return value;
 }
 
-// Checksums as someone would make them who knows the format.
+// Writes valid checksums, as a forger who knows the format would.
 void sign(MemoryFile& file, size_t begin, size_t end) {
   put(file, end, XXH3_64bits(file.bytes.data() + begin, end - begin));
 }
-constexpr size_t kHead = 64 + 128;  // of one layer, without its checksum
+constexpr size_t kHead = 64 + 128;  // bytes of a header of one layer, without its checksum
 
-// A header that promises more than there is takes no memory for it.
+// A header that claims more than the file contains does not make the library allocate memory for it.
 void promises_take_no_memory(void**) {
   const Small small;
   const int64_t held = held_bytes(small.store.cache);
@@ -288,7 +288,7 @@ void promises_take_no_memory(void**) {
     MemoryFile file = small.file;
     put(file, 24, n_tokens);
     put(file, 32, int64_t{1} << 60);
-    put(file, kHead + 8 + 8, n_tokens * kDim * 2);  // of the section of keys
+    put(file, kHead + 8 + 8, n_tokens * kDim * 2);  // size of the section of keys
     sign(file, 0, kHead);
     assert_nothing_is_left(small.store.cache, file, {TANDEM_ERROR_CORRUPT});
   }
@@ -296,13 +296,14 @@ void promises_take_no_memory(void**) {
   OK(tandem_cache_get_stats, &stats, small.store.cache);
   assert_true(stats.host_peak_bytes < held + (8 << 20));
   MemoryFile file = small.file;
-  put(file, 48, uint32_t{1} << 31);  // sections
+  put(file, 48, uint32_t{1} << 31);  // number of sections
   put(file, 32, int64_t{1} << 60);
   sign(file, 0, kHead);
   assert_nothing_is_left(small.store.cache, file, {TANDEM_ERROR_CORRUPT});
 }
 
-// Every byte of what a policy has saved, with checksums that agree: refused, or taken and good for a call.
+// Changes every byte of a policy's saved statistics and corrects the checksums. The load must refuse the file, or accept it
+// and be able to attend.
 void made_up_statistics(void**) {
   for (const char* policy : {"hgca", "hip"}) {
     const Small small(policy);
@@ -358,7 +359,7 @@ void functions_may_fail(void**) {
   OK(attend_once, world, world.sequence, 0, 1, 5);
 }
 
-// What a call may not do with a sequence that is being saved, and what it may.
+// Makes calls on a sequence while it is being saved: some are refused, others work.
 int32_t use_while_saving(const void*, int64_t, void* user) {
   const World& world = *static_cast<World*>(user);
   tandem_error* error = nullptr;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// While one thread attends sequences in a session, others save and load others with the same session, and each goes on as if
-// it were alone. Made for ThreadSanitizer.
+// One thread attends sequences in a session. Other threads save and load other sequences with the same session. Each thread
+// must get the results that it would get alone. For use with ThreadSanitizer.
 #include <atomic>
 #include <thread>
 
@@ -19,7 +19,7 @@ int64_t prompted(const World& world, int64_t n_tokens, int64_t seed) {
   return made;
 }
 
-// Threads must not fail a test: they count what is wrong.
+// Only counts errors, because these threads must not fail the test.
 struct Saver {
   const World* world;
   int64_t sequence;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// A life of a cache in small steps, run with the N-th allocation failing, for every N until nothing fails.
+// Runs a cache's life in small steps with the N-th allocation failing, for every N until no allocation fails.
 //
-// A step that fails must say TANDEM_ERROR_OUT_OF_MEMORY, leave every sequence and every output as it was, and succeed when
-// it is called again with memory there. At the end the answers are those of a run without failures.
+// A failing step must return TANDEM_ERROR_OUT_OF_MEMORY, leave every sequence and output unchanged, and succeed when it is
+// called again with enough memory. At the end the answers must equal those of a run without failures.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 
 namespace tandem_test {
 
-// How memory fails: `arm` before each call, `disarm` after it.
+// How memory fails: the scenario calls `arm` before each call and `disarm` after it.
 struct Failures {
   std::function<void()> arm;
   std::function<void()> disarm;
@@ -20,7 +20,7 @@ struct Failures {
 
 class Scenario {
  public:
-  // aliases: V aliases K in layer 1, which sessions on the stand-in refuse.
+  // aliases: V aliases K in layer 1. Sessions on the stand-in refuse such layers.
   Scenario(const tandem_engine_options& options, bool is_long, bool aliases = true)
       : options_(options), layers_(world_layers()) {
     layers_[1].v_aliases_k = aliases;
@@ -35,7 +35,7 @@ class Scenario {
   }
   Scenario(const Scenario&) = delete;
 
-  // Returns how many calls failed.
+  // Returns the number of failed calls.
   int run(const Failures& failures) {
     int n_failed = 0;
     for (const Step& step : steps_) {
@@ -100,7 +100,7 @@ class Scenario {
     return now;
   }
 
-  // What a step has written joins the answers; the next finds a fresh pattern.
+  // Adds the output of a step to the answers and fills the buffer with the pattern again.
   void keep_output() {
     for (float& value : output_) {
       if (value != kPattern) answers_.push_back(value);
@@ -122,11 +122,11 @@ class Scenario {
     return t;
   }
 
-  // Everything but the call itself is done beforehand, so that only the library allocates.
+  // Prepares the tensors before the call, so that only the library allocates while memory fails.
   int32_t attend(const std::vector<int64_t>& ids, int64_t q_len, int32_t layer_idx, uint32_t flags, tandem_error** error) {
     const auto n = static_cast<int64_t>(ids.size()) * q_len;
     const int64_t lens[] = {q_len, q_len};
-    const int32_t parents[] = {-1, 0, 0};  // a fork in the road
+    const int32_t parents[] = {-1, 0, 0};  // two branches after the first token
     const tandem_tensor q = tensor(q_.data(), n, kQHeads, kDim), k = tensor(k_.data(), n, kKvHeads, kDim),
                         v = tensor(v_.data(), n, kKvHeads, kDim), o = tensor(output_.data(), n, kQHeads, kDim),
                         lse = tensor(output_.data() + kMaxRows * kQHeads * kDim, n, kQHeads, 0);
@@ -154,7 +154,7 @@ class Scenario {
       });
   }
 
-  // Two queries of a sequence with keys that the caller names, in any order.
+  // Attends two queries of a sequence over keys that the caller names, in any order.
   void add_named() {
     add("tandem_session_create", [this](auto e) {
       tandem_session_options options = world_session_options();
@@ -225,7 +225,7 @@ inline void Scenario::add_objects() {
   });
 }
 
-// A copy that has gone through bytes is a_ from here on.
+// Saves a_ and loads the copy. Later steps use the copy as a_.
 inline void Scenario::add_saving() {
   add("tandem_sequence_save", [this](auto e) {
     tandem_save_options options = TANDEM_SAVE_OPTIONS_INIT;

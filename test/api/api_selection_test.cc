@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Keys that the caller names: what is refused, that nothing else is read, what is counted, and calls of many queries. The
-// numbers are compared with the reference by gate_test.
+// Keys that the caller names: refusals, proof that no other key is read, counts, and calls of many queries. gate_test
+// compares the numbers with the reference.
 #include <cmath>
 #include <limits>
 
@@ -12,7 +12,7 @@ namespace {
 
 constexpr int32_t kInvalid = TANDEM_ERROR_INVALID_ARGUMENT, kUnsupported = TANDEM_ERROR_UNSUPPORTED;
 
-// A world with a session of policy "all", which reads the same cache.
+// A world with another session on its cache, of policy "all".
 struct Dense {
   World world;
   tandem_session* session = nullptr;
@@ -26,7 +26,7 @@ struct Dense {
   Dense(const Dense&) = delete;
 };
 
-// The last n tokens of a sequence as queries, each with n_idx indices for both KV heads, or one row for both.
+// Queries of the last n tokens of a sequence. Each has n_idx indices for each of both KV heads, or one row for both.
 struct Named {
   Tensor q, o, lse;
   int64_t sequence, q_len;
@@ -129,7 +129,7 @@ void refuses_indices(void**) {
   check_all_refused(dense.world, refused, &out);
 }
 
-// What is appended with such a call is not appended.
+// A refused call appends none of its tokens.
 void appends_nothing_when_refused(void**) {
   const Dense dense;
   LayerCall call(dense.world.sequence, 0, 2, 3);
@@ -164,7 +164,7 @@ void refuses_other_policies(void**) {
   tandem_session_release(session);
 }
 
-// Keys and values that no list of their head names are NaN, and all bytes read are those of named keys.
+// Keys and values that no list of their head names are NaN. The count of bytes read covers only named keys.
 void reads_named_keys_alone(void**) {
   const Dense dense;
   constexpr int64_t kLength = 400, kFew = 100;
@@ -215,8 +215,8 @@ int32_t tell(int64_t done, int64_t total, void* user) {
   return ++told.n_calls >= told.most ? 1 : 0;
 }
 
-// More queries than one batch has: each gives the bits that it gives alone. Progress goes on from batch to batch, and stops
-// the call where it is told to.
+// A call has more queries than one batch. Each query gives the bits that it gives alone. Progress continues from batch to
+// batch, and a callback may stop the call.
 void goes_on_in_batches(void**) {
   const Dense dense;
   constexpr int64_t kLength = 1200, kFew = 300;
@@ -245,7 +245,7 @@ void goes_on_in_batches(void**) {
   call.args.progress = tell;
   OK(tandem_attend, dense.session, &call.args);
   assert_true(told.n_calls > 1 && told.done == told.total);
-  const LayerCall other_layer(dense.world.other, 1, kLength, 9);  // forks are of even sequences
+  const LayerCall other_layer(dense.world.other, 1, kLength, 9);  // a fork requires equal lengths in all layers
   OK(tandem_attend, dense.session, &other_layer.args);
   for (const int64_t t : {int64_t{0}, int64_t{1}, int64_t{700}, kLength - 1}) {
     int64_t fork = 0;
@@ -260,8 +260,8 @@ void goes_on_in_batches(void**) {
   }
 }
 
-// A truncation makes the sequence shorter, and with it what may be named.
-// The last call's keys, of its last query; of a call that names none, those of the policy.
+// Lists the keys of the last call's last query: the named keys, or those of the policy if the call named none. A truncation
+// shortens the sequence and the range of keys that may be named.
 void lists_what_was_named(void**) {
   const Dense dense;
   const auto listed = [&](int32_t head) {

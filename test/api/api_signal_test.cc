@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: MIT
 // A signal handler may run on any thread, at any instruction of a call, and changes nothing.
 //
-// One to four threads append, decode and refresh. A sender hits them with SIGUSR1, and every thread of the process, the
-// library's workers too, with the signal that glibc sends to all threads when a program changes its user or groups. The
-// handlers look where they run: a frame outside the thread's stack lies in somebody's memory. (oneDNN's f32 products move
-// the stack pointer into the heap: cpu/signals_held.h.) Every answer is compared with the one given in quiet.
+// One to four threads append, decode and refresh. A sender sends SIGUSR1 to them. To every thread of the process, the
+// library's workers included, the sender also sends the signal by which glibc changes a program's user or groups. The
+// handlers check the stack that they run on, because a frame outside the thread's stack overwrites other memory. (oneDNN's
+// f32 products move the stack pointer into the heap: cpu/signals_held.h.) Every answer is compared with the answer without
+// signals.
 //
-// TANDEM_STORM_SECONDS: how long each of the storms lasts (four for each instruction set); the default is half a second.
+// TANDEM_STORM_SECONDS: duration of each storm (four for each instruction set). The default is half a second.
 #include <dirent.h>
 #include <pthread.h>
 #include <sched.h>
@@ -27,25 +28,26 @@ using namespace tandem_test;
 namespace {
 
 using Clock = std::chrono::steady_clock;
-constexpr int kSetxid = 33;  // glibc's own, not to be had by sigaction()
+constexpr int kSetxid = 33;  // reserved by glibc, not available to sigaction()
 constexpr int64_t kChunk = 256;
 constexpr int kAppends = 2, kDecodes = 4;
 
 std::atomic<int64_t> n_handled{0}, n_outside{0}, n_internal{0};
-uintptr_t stack_bytes = 0;  // of every thread here but the first, which gets no signal
+uintptr_t stack_bytes = 0;  // of every thread except the first one, which gets no signal
 
-// glibc keeps a thread's own block at the upper end of its stack.
+// glibc keeps a thread's control block at the upper end of its stack.
 void look_where(int signal) {
   const auto frame = reinterpret_cast<uintptr_t>(__builtin_frame_address(0));
   const auto top = reinterpret_cast<uintptr_t>(pthread_self());
-  volatile unsigned char used[2048];  // what a real handler would write
+  volatile unsigned char used[2048];  // memory that a real handler would write
   for (volatile unsigned char& byte : used) byte = 0xee;
   n_handled.fetch_add(1, std::memory_order_relaxed);
   if (signal == kSetxid) n_internal.fetch_add(1, std::memory_order_relaxed);
   if (frame > top || top - frame > stack_bytes) n_outside.fetch_add(1, std::memory_order_relaxed);
 }
 
-// As the kernel has it; taken from the handler that sigaction() has set, for a signal that it does not set.
+// The kernel's struct of a signal action. Its handler is copied from a signal that sigaction() can set, to a signal that it
+// cannot.
 struct KernelAction {
   void* handler;
   unsigned long flags;
@@ -54,7 +56,7 @@ struct KernelAction {
 };
 
 void handle_signals() {
-  std::thread([] {}).join();  // glibc sets its handler with the first thread, and then no more
+  std::thread([] {}).join();  // glibc sets its handler only when the first thread starts
   struct sigaction action = {};
   action.sa_handler = look_where;
   action.sa_flags = SA_RESTART;
@@ -90,7 +92,7 @@ tandem_engine_options storm_engine(const char* isa, int32_t n_threads) {
   return options;
 }
 
-// Tensors of the type that the products are to be of: the upper halves of floats are bf16.
+// Converts tensors to the type of the products. The upper halves of floats are bf16.
 void narrow(Tensor& tensor) {
   auto* const to = reinterpret_cast<uint16_t*>(tensor.values.data());
   for (size_t i = 0; i < tensor.values.size(); ++i) {
@@ -101,7 +103,7 @@ void narrow(Tensor& tensor) {
   tensor.view.dtype = TANDEM_BF16;
 }
 
-// Appends by matrix products, decodes by kernels, refreshes of selections: all that the processor computes in a call.
+// Covers all work of the processor in a call: appends by matrix products, decodes by kernels, refreshes of selections.
 std::vector<float> answers_of(tandem_engine* engine, int32_t dtype) {
   tandem_layer_options layer = plain_layer();
   layer.k_head_dim = 128;
@@ -167,7 +169,7 @@ void send_until_left(const std::atomic<int>& n_left, std::atomic<bool>& stop) {
   const auto end = Clock::now() + std::chrono::duration<double>(seconds_of_storm());
   while (n_left > 0) {
     for (const pid_t thread : other_threads()) {
-      syscall(SYS_tgkill, getpid(), thread, SIGUSR1);  // held for ever by the workers, which block it
+      syscall(SYS_tgkill, getpid(), thread, SIGUSR1);  // stays pending for the workers, which block it
       syscall(SYS_tgkill, getpid(), thread, kSetxid);
       const timespec pause = {0, 50'000};
       nanosleep(&pause, nullptr);
@@ -200,7 +202,7 @@ void storm(const char* isa, int32_t dtype, int n_callers) {
   tandem_engine_release(engine);
 }
 
-// The main thread's stack is not where the handler looks: the storm is over threads that it starts.
+// The handler cannot check the main thread's stack, so the storm runs over threads that it starts.
 void handlers_run_on_stacks(void**) {
   handle_signals();
   static const char* const kIsas[] = {"amx", "avx3_dl", "avx2", "ssse3", "neon"};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The rule of struct_size for every struct that goes in or out, and tandem_tensor_init().
+// The rule of struct_size for every struct that a function reads or writes, and tandem_tensor_init().
 #include <memory>
 
 #include "api_world.h"
@@ -8,11 +8,11 @@ using namespace tandem_test;
 
 namespace {
 
-// One function that takes a struct of one type, as bytes of any length.
+// A function that takes a struct of one type, as bytes of any length.
 struct Taker {
   const char* function;
   const char* field;
-  uint32_t size;                     // of the struct in this version
+  uint32_t size;                     // size of the struct in this version
   std::vector<unsigned char> valid;  // a struct that is accepted
   std::function<int32_t(const void*, tandem_error**)> call;
 };
@@ -72,7 +72,7 @@ void add_create_calls(World& world, std::vector<Taker>* all) {
 }
 
 void add_attend_and_append(World& world, std::vector<Taker>* all) {
-  const tandem_attend_args args = TANDEM_ATTEND_ARGS_INIT;  // no sequences: nothing to do
+  const tandem_attend_args args = TANDEM_ATTEND_ARGS_INIT;  // no sequences, so the call does nothing
   all->push_back({"tandem_attend", "struct_size", sizeof args, bytes_of(args), [&world](const void* p, tandem_error** e) {
                     return tandem_attend(world.session, static_cast<const tandem_attend_args*>(p), e);
                   }});
@@ -148,7 +148,7 @@ void test_sizes(void**) {
   World world;
   for (const Taker& taker : takers(world)) {
     const uint32_t size = taker.size;
-    // As it is, and as a newer caller whose additions are all zero has it.
+    // The struct itself, and the larger struct of a newer caller whose added members are zero.
     for (const uint32_t good : {size, size + 8, size + 100, 4096u}) {
       Copy copy(taker.valid, good, good);
       tandem_error* error = nullptr;
@@ -168,7 +168,7 @@ void test_sizes(void**) {
                                  [&](tandem_error** e) { return taker.call(copy.get(), e); }}});
       assert_memory_equal(copy.get(), before.data(), size);
     }
-    // A newer caller who asks for something that this version does not know.
+    // The struct of a newer caller that uses a member unknown to this version.
     for (const uint32_t at : {size, size + 7}) {
       Copy copy(taker.valid, size + 8, size + 8);
       copy.get()[at] = 1;
@@ -179,7 +179,7 @@ void test_sizes(void**) {
   }
 }
 
-// Each layer has the caller's size; all are equal.
+// All layers have the same size, the caller's.
 void test_layer_sizes(void**) {
   World world;
   std::vector<tandem_layer_options> layers(3, plain_layer());
@@ -188,7 +188,7 @@ void test_layer_sizes(void**) {
   check_all_refused(world, {{"unequal", "tandem_model_create", TANDEM_ERROR_INVALID_ARGUMENT, "layers[2].struct_size", "96",
                              [&](tandem_error** e) { return tandem_model_create(&model, layers.data(), 3, e); }}});
   assert_null(model);
-  // Larger structs: the stride is theirs.
+  // Larger structs: their size is the stride.
   constexpr size_t kLarge = sizeof(tandem_layer_options) + 16;
   std::vector<unsigned char> large(3 * kLarge);
   for (int i = 0; i < 3; ++i) {

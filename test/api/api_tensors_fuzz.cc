@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
-// Random calls of tandem_attend_tensors(). Half of them are valid by construction: they succeed, write what they have to and
-// nothing else, and, under AddressSanitizer, read no byte outside of the tensors, each of which ends where its memory ends.
-// The others have one to three things wrong, small or wild: they are refused, and o and lse are as they were.
+// Random calls of tandem_attend_tensors(). Half of them are valid by construction. They must succeed and write exactly
+// their outputs. Under AddressSanitizer they must read no byte outside of the tensors, each of which ends where its memory
+// ends. The other calls have one to three errors, small or large. They must be refused and leave o and lse unchanged.
 //
-// TANDEM_FUZZ_SECONDS: how long, 20 s where it is not set. TANDEM_FUZZ_SEED: the one case to run.
+// TANDEM_FUZZ_SECONDS: duration, 20 s by default. TANDEM_FUZZ_SEED: the only case to run.
 #include <algorithm>
 #include <chrono>
 #include <cinttypes>
@@ -37,14 +37,14 @@ int64_t unit_bytes(int32_t type) {
   }
 }
 
-// A tensor in memory of exactly the bytes that it reaches, so that the sanitizer sees the byte behind it.
+// A tensor whose memory ends with its last byte, so that the sanitizer detects a read of the next byte.
 struct Exact {
   std::unique_ptr<uint8_t[]> memory;
   uint8_t* bytes = nullptr;
   int64_t n_bytes = 0;
   tandem_tensor view = {};
 
-  // order: outer dimensions from the innermost one on.
+  // order: outer dimensions, from the innermost one outwards.
   void make(Random& random, int32_t type, const std::vector<int64_t>& shape) {
     view.struct_size = sizeof view;
     view.dtype = type;
@@ -66,13 +66,13 @@ struct Exact {
     bool is_empty = false;
     for (const int64_t length : shape) is_empty = is_empty || length == 0;
     n_bytes = is_empty ? 0 : span / unit * unit_bytes(type);
-    const int64_t skew = random.chance(0.5) ? 4 * random.integer(1, 15) : 0;  // no further alignment than an element's
+    const int64_t skew = random.chance(0.5) ? 4 * random.integer(1, 15) : 0;  // aligned only to an element
     memory.reset(new uint8_t[static_cast<size_t>(skew + n_bytes)]);
     bytes = memory.get() + skew;
     view.data = bytes;
     if (is_empty && random.chance(0.5)) view.data = nullptr;
   }
-  // Floats of a sane size in any type: codes and bits that are neither NaN nor infinite.
+  // Fills with numbers of moderate size in any type, neither NaN nor infinite.
   void fill(Random& random) {
     const bool is_e4m3 = view.dtype == TANDEM_E4M3;
     for (int64_t i = 0; i < n_bytes; ++i) bytes[i] = static_cast<uint8_t>(random.integer(0, is_e4m3 ? 0x47 : 0xff));
@@ -83,7 +83,7 @@ struct Exact {
     if (unit_elements(view.dtype) > 1)
       for (int64_t i = 0; i < n_bytes; i += unit_bytes(view.dtype)) bytes[i + 1] = 0x2c;  // the scale's upper byte
   }
-  // Byte of the element at an index.
+  // Returns the byte offset of the element at an index.
   int64_t at(std::initializer_list<int64_t> idx) const {
     int64_t element = 0;
     int d = 0;
@@ -232,7 +232,7 @@ std::unique_ptr<Case> valid_case(uint64_t seed) {
   return made;
 }
 
-// Bytes of o and lse that no query's row has are as they were, and the others are written.
+// Checks that the call wrote every row of a query in o and lse, and no other byte.
 void check_written(const Case& c, const Exact& output, int64_t row_bytes) {
   std::vector<bool> is_row(static_cast<size_t>(output.n_bytes), false);
   int64_t first = 0;
@@ -267,7 +267,7 @@ int64_t wild(Random& random) {
                                INT64_C(1) << 62, INT64_C(1) << 40, INT64_C(1) << 32, INT32_MAX, INT64_C(-1) << 31});
 }
 
-// One thing that is wrong for certain, of a tensor; a mask may have any number of columns.
+// Makes one thing of a tensor invalid. A mask may have any number of columns.
 void spoil_tensor(Random& random, tandem_tensor& t, bool may_be_wide) {
   const auto d = static_cast<int32_t>(random.integer(0, t.n_dims - 1));
   switch (random.integer(0, 9)) {
@@ -352,7 +352,7 @@ void spoil_args(Random& random, Case& c) {
       break;
     default:
       a.flags |= TANDEM_TENSORS_CAUSAL;
-      a.mask = &c.mask.view;  // refused before it is looked at
+      a.mask = &c.mask.view;  // refused before the mask is looked at
   }
 }
 
@@ -371,7 +371,7 @@ bool is_unwritten(const Exact& output) {
   return true;
 }
 
-// Up to two numbers that may be anything, then one thing that is wrong for certain: whichever is seen first is the reason.
+// Changes up to two numbers at random, then makes one thing invalid. Either may be the reason of the refusal.
 void run_invalid(tandem_engine* engine, uint64_t seed) {
   Random random(seed ^ 0x5eedu);
   const std::unique_ptr<Case> made = valid_case(seed);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Bad arguments of tandem_attend_tensors(): a typed error that names field and value, and o and lse are as they were.
+// Bad arguments of tandem_attend_tensors(). Each gives a typed error that names field and value, and leaves o and lse
+// unchanged.
 #include "api_world.h"
 
 using namespace tandem_test;
@@ -12,7 +13,7 @@ constexpr int64_t kSequences = 2, kQueries = 3, kKeys = 20, kHuge = INT64_MAX;
 
 enum class Form { kPadded, kPacked };
 
-// A valid call whose outputs lie in `out`; a case changes one thing. Padded: 2 sequences of 3 queries and 20 keys at most.
+// A valid call whose outputs lie in `out`. A case changes one thing. Padded: 2 sequences of at most 3 queries and 20 keys.
 // Packed: 6 queries and 40 keys of 2 sequences.
 struct Call {
   int64_t q_lens[2] = {3, 3}, kv_lens[2] = {20, 20};
@@ -71,7 +72,7 @@ void check_calls(Form form, const std::vector<Case>& cases) {
   check_all_refused(world, refused, &out);
 }
 
-// The calls that cases change are valid ones.
+// Without changes the calls of the cases are valid.
 void test_unchanged_calls_succeed(void**) {
   World world;
   for (const Form form : {Form::kPadded, Form::kPacked})
@@ -200,7 +201,7 @@ void test_lengths(void**) {
               });
 }
 
-// Of every tensor; dimension 0 is that of the sequences or of the tokens.
+// Cases for every tensor. Dimension 0 is that of the sequences or of the tokens.
 const std::vector<TensorCase> kTensorCases = {
     {kInvalid, "struct_size", "95", [](auto& t) { t.struct_size = 95; }},
     {kInvalid, "dtype", "-1", [](auto& t) { t.dtype = -1; }},
@@ -310,7 +311,7 @@ void test_shapes(void**) {
               });
 }
 
-// Shapes without an element: whatever their other numbers are, nothing is read, and no sum or product overflows.
+// Shapes without elements: whatever their other numbers are, the call reads nothing, and no sum or product overflows.
 void test_hostile_empty_tensors(void**) {
   check_calls(Form::kPadded, {
                                  {"tokens", kCapacity, "n_tokens", "4611686018427387904",
@@ -479,7 +480,7 @@ void test_cancel_and_progress(void**) {
   Call call(Form::kPadded, out);
   call.args.progress = go_on;
   call.args.cancel = &call.cancel;
-  OK(tandem_attend_tensors, world.engine, &call.args);  // the same call after those that were stopped
+  OK(tandem_attend_tensors, world.engine, &call.args);  // the same call again, after the stopped calls
   assert_true(std::isfinite(*out.at<float>(32768)));
 }
 

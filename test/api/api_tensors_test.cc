@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // tandem_attend_tensors() against attention in double precision: types, strides, masks, several sequences.
 //
-// What no query may read is NaN: gaps between rows, keys behind a sequence's length, keys that a mask hides from every
-// query. Gaps of o keep what they had.
+// Elements that no query may read are NaN: gaps between rows, keys after a sequence's length, and keys that a mask hides
+// from every query. Gaps of o must stay unchanged.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -32,7 +32,8 @@ int64_t unit_bytes(int32_t type) {
   return reference::code_bytes(type, n) + reference::scale_bytes(type, n);
 }
 
-// A tensor [n_sequences, n_rows, n_heads, dim], or without its first dimension, whose bytes are all 0xff: NaN in every type.
+// A tensor [n_sequences, n_rows, n_heads, dim], or without its first dimension. All its bytes start as 0xff, NaN in every
+// type.
 struct Rows {
   std::vector<uint8_t> bytes;
   std::vector<float> values;  // [n_sequences * n_rows, n_heads, dim], as stored
@@ -122,9 +123,9 @@ float mask_value(Random& random, const Case& c, size_t sequence, int64_t t, int6
       return j <= own ? 0.0f : kHidden;
     case MaskKind::kHoles:  // the same for every query, and causal
       return j <= own && (j * 2654435761u + salt) % 11 > 2 ? (j % 2 == 0 ? 0.0f : -0.0f) : kHidden;
-    case MaskKind::kSequences:  // neighbours see other cells
+    case MaskKind::kSequences:  // neighbouring queries see different cells
       return j * 4 / std::max<int64_t>(kv_len, 1) == t % 4 ? 0.0f : kHidden;
-    case MaskKind::kTree:  // all share the beginning, branches differ
+    case MaskKind::kTree:  // all see the common beginning, branches differ
       return j < kv_len - q_len || (j <= own && ((own - j) % 3 == 0 || j % 5 == 0)) ? 0.0f : kHidden;
     case MaskKind::kRandom:
       return random.chance(0.4) ? 0.0f : kHidden;
@@ -182,7 +183,7 @@ bool sees(const Case& c, int64_t sequence, int32_t head, int64_t t, int64_t j) {
   return j <= own && (c.window == 0 || j > own - c.window);
 }
 
-// A key that some query sees.
+// Returns whether any query sees the key.
 bool is_seen(const Case& c, int64_t sequence, int64_t kv_head, int64_t j) {
   const int32_t group = c.layer.group_size();
   for (int64_t t = 0; t < c.q_lens[static_cast<size_t>(sequence)]; ++t)
@@ -294,7 +295,7 @@ void check_sequence(Case& c, int64_t i) {
   const auto at = static_cast<size_t>(i);
   const int64_t block = c.padded ? i : 0, q_at = c.first(c.q_lens, i), kv_at = c.first(c.kv_lens, i);
   if (c.q_lens[at] == 0) return;
-  // The oracle sees one head at a time, so that heads may have masks of their own.
+  // The oracle computes one head at a time, because each head may have its own mask.
   for (int32_t h = 0; h < c.layer.n_q_heads; ++h) {
     reference::RefLayer layer = c.layer;
     layer.n_q_heads = layer.n_kv_heads = 1;
@@ -351,7 +352,7 @@ void check_sequence(Case& c, int64_t i) {
   }
 }
 
-// What belongs to no row of a query is as it was.
+// Checks that bytes outside the queries' rows are unchanged.
 void check_gaps(Case& c) {
   std::vector<bool> is_row(c.o.bytes.size(), false);
   const int64_t n_bytes = c.layer.v_head_dim * reference::element_bytes(c.o_type);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// One engine, 64 threads: each with a cache and a session of its own, and all with sessions on one cache. Every answer is
-// compared with plain attention in double precision.
+// One engine and 64 threads: first each thread has its own cache and session, then all have sessions on one cache. Every
+// answer is compared with plain attention in double precision.
 #include <atomic>
 #include <memory>
 #include <thread>
@@ -13,12 +13,12 @@ namespace {
 
 constexpr int kThreads = 64, kPrompt = 40, kSteps = 12;
 
-// A conversation: a prompt, then tokens one by one, f32 storage, policy "all".
+// A conversation in f32 under policy "all": a prompt, then single tokens.
 class Conversation {
  public:
   Conversation(tandem_cache* cache, tandem_session* session, int64_t seed) : cache_(cache), session_(session), seed_(seed) {}
 
-  // The number of wrong answers; < 0: a status.
+  // Returns the number of wrong answers, or a status below 0.
   int run() {
     if (const int32_t status = tandem_sequence_create(&sequence_, cache_, nullptr); status != TANDEM_OK) return status;
     int n_wrong = attend(kPrompt);
@@ -129,7 +129,7 @@ void test_own_caches(void**) {
     tandem_session* session = nullptr;
     int result = tandem_cache_create(&cache, shared.engine, shared.model, &shared.cache_options, nullptr);
     if (result == TANDEM_OK) result = tandem_session_create(&session, cache, nullptr, nullptr);
-    tandem_cache_release(cache);  // the session keeps it
+    tandem_cache_release(cache);  // the session keeps the cache alive
     if (result == TANDEM_OK) result = Conversation(cache, session, i).run() == TANDEM_ERROR_INVALID_HANDLE ? 0 : 1;
     tandem_session_release(session);
     if (result != 0) return result;
@@ -162,7 +162,7 @@ void test_one_cache(void**) {
   tandem_cache_release(cache);
 }
 
-// Threads that hold the same handle while it is released: each call either does its work or is refused.
+// Threads use a handle while it is released. Each call either does its work or is refused.
 void test_release_under_use(void**) {
   Shared shared;
   for (int round = 0; round < 20; ++round) {
@@ -188,8 +188,8 @@ void test_release_under_use(void**) {
   }
 }
 
-// Two threads on one session are a mistake of the caller's: each call either does its work or is refused, and the cache
-// has the tokens of those that were not.
+// Two threads use one session, which is an error of the caller. Each call either does its work or is refused, and the cache
+// has the tokens of the calls that were not refused.
 void test_one_session(void**) {
   World world;
   std::atomic<int64_t> n_done{0}, n_wrong{0};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// A cache tells which sequences it has, and gives memory back that dropped and truncated sequences have left.
+// Lists the sequences of a cache, and returns the memory that dropped and truncated sequences leave.
 #include "api_world.h"
 
 using namespace tandem_test;
@@ -85,7 +85,7 @@ void memory_that_sequences_have_left_is_given_back(void**) {
   assert_true(digest(world, world.sequence) == of_world);
 }
 
-// Extents whose memory has gone are the first to get memory anew, and sequences lie in them as in others.
+// Extents without memory are the first to be given memory again, and work like any other extent.
 void memory_is_taken_anew(void**) {
   const World world;
   const int64_t kept = new_sequence(world, 100, 10), gone = new_sequence(world, 3 * kExtentTokens, 20);

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
-// A program that opens and closes the library again and again, with an engine in between or without, keeps no memory of it
-// but some tens of bytes that libraries below keep by themselves.
+// A program opens and closes the library repeatedly, with or without an engine in between. It must keep no memory except
+// some tens of bytes that other libraries keep.
 //
-// The heap's own count is compared, after some cycles in which the libraries below have made what they keep once. Those
-// that keep memory whenever they are opened and closed, as oneDNN 3.6 does (214 bytes), are measured without Tandem. This
-// program calls nothing of the library directly, so it is not linked to it.
+// The test compares the heap's own count, after some cycles in which the libraries below have made their one-time
+// allocations. Libraries that keep memory at every open and close, like oneDNN 3.6 (214 bytes), are measured without
+// Tandem. This program is not linked to the library and calls nothing of it directly.
 #include <dlfcn.h>
 #include <link.h>
 #include <malloc.h>
@@ -21,7 +21,8 @@
 namespace {
 
 constexpr int kWarmUp = 10, kCycles = 100;
-// A cycle with an engine, beyond what hwloc, oneDNN and libgomp keep when they are used without Tandem: 10 to 20 were seen.
+// For a cycle with an engine, in addition to the memory that hwloc, oneDNN and libgomp keep without Tandem: 10 to 20 bytes
+// were seen.
 constexpr int64_t kMostBytes = 64;
 
 void cycle(int32_t n_threads) {
@@ -33,16 +34,16 @@ void cycle(int32_t n_threads) {
     const auto release = reinterpret_cast<decltype(&tandem_engine_release)>(dlsym(library, "tandem_engine_release"));
     tandem_engine_options options = TANDEM_ENGINE_OPTIONS_INIT;
     options.n_threads = n_threads;
-    options.matmul_rows = 64;  // not measured: that takes time
+    options.matmul_rows = 64;  // set, because measuring takes time
     tandem_engine* engine = nullptr;
     assert_int_equal(create(&engine, &options, nullptr), TANDEM_OK);
     release(engine);
   }
   assert_int_equal(dlclose(library), 0);
-  assert_null(dlopen(TANDEM_LIBRARY, RTLD_NOW | RTLD_NOLOAD));  // it is really gone
+  assert_null(dlopen(TANDEM_LIBRARY, RTLD_NOW | RTLD_NOLOAD));  // the library is unloaded
 }
 
-// Files of the libraries that are loaded now.
+// Returns the files of the currently loaded libraries.
 std::vector<std::string> loaded() {
   std::vector<std::string> files;
   dl_iterate_phdr(
@@ -54,7 +55,7 @@ std::vector<std::string> loaded() {
   return files;
 }
 
-// What the library brings with it.
+// Returns the libraries that the library loads.
 std::vector<std::string> libraries_below() {
   const std::vector<std::string> before = loaded();
   void* library = dlopen(TANDEM_LIBRARY, RTLD_NOW | RTLD_LOCAL);
@@ -67,7 +68,7 @@ std::vector<std::string> libraries_below() {
   return below;
 }
 
-// The least that an engine makes them do: a topology, a product.
+// Uses the libraries as little as an engine would: a topology and a product.
 void use_library(void* library) {
   const auto init = reinterpret_cast<int (*)(void**)>(dlsym(library, "hwloc_topology_init"));
   const auto load = reinterpret_cast<int (*)(void*)>(dlsym(library, "hwloc_topology_load"));
@@ -81,7 +82,7 @@ void use_library(void* library) {
                         float*, int64_t);
   const auto sgemm = reinterpret_cast<Sgemm>(dlsym(library, "dnnl_sgemm"));
   if (sgemm == nullptr) return;
-  // Threads of a team would live on when libgomp is gone.
+  // The threads of a team would outlive libgomp.
   reinterpret_cast<void (*)(int)>(dlsym(library, "omp_set_num_threads"))(1);
   static float a[64 * 64], b[64 * 64], c[64 * 64];
   sgemm('N', 'N', 64, 64, 64, 1.0f, a, 64, b, 64, 0.0f, c, 64);
@@ -107,7 +108,7 @@ int64_t bytes_kept(const std::function<void()>& once) {
 
 void keeps_nothing(int32_t n_threads) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-  skip();  // they replace the heap that is measured
+  skip();  // sanitizers replace the heap that is measured
 #endif
   const std::vector<std::string> below = libraries_below();
   assert_false(below.empty());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What the tests of the C ABI share: an engine, a model, a cache with content, a session with selections, and the check
-// that a refused call says why and has changed nothing.
+// Shared by the tests of the C ABI: an engine, a model, a filled cache, a session with selections, and a check that a
+// refused call explains itself and changes nothing.
 #pragma once
 
 #include <cmath>
@@ -15,7 +15,7 @@
 
 namespace tandem_test {
 
-// Small numbers that differ from element to element, the same in every run.
+// Returns small numbers that differ from element to element and are the same in every run.
 inline float noise(int64_t i, int64_t seed = 0) {
   auto x = static_cast<uint64_t>(i + 1) * 0x9e3779b97f4a7c15u + static_cast<uint64_t>(seed + 1) * 0xbf58476d1ce4e5b9u;
   x ^= x >> 31;
@@ -24,7 +24,7 @@ inline float noise(int64_t i, int64_t seed = 0) {
   return static_cast<float>(static_cast<double>(x >> 40) / (1 << 24) - 0.5);
 }
 
-// Fails the test with the library's own words.
+// Fails the test with the library's error message unless the status is TANDEM_OK.
 inline void expect_ok(int32_t status, tandem_error* error) {
   if (status == TANDEM_OK) {
     assert_null(error);
@@ -42,7 +42,7 @@ inline void expect_ok(int32_t status, tandem_error* error) {
     ::tandem_test::expect_ok(ok_status, ok_error);              \
   } while (0)
 
-// An error that says this, which is released.
+// Asserts status, field and text of an error, then releases the error.
 inline void assert_refused(int32_t got, tandem_error* error, int32_t status, const char* field, const char* text) {
   const std::string message = tandem_error_message(error), named = tandem_error_field(error);
   tandem_error_release(error);
@@ -50,7 +50,7 @@ inline void assert_refused(int32_t got, tandem_error* error, int32_t status, con
     fail_msg("%d \"%s\" (%s) instead of %d \"%s\" (%s)", got, message.c_str(), named.c_str(), status, text, field);
 }
 
-// A change to a good tensor, and the member and the value that its refusal must name.
+// A change to a valid tensor, with the member and the value that the refusal must name.
 struct TensorCase {
   int32_t status;
   const char* member;
@@ -79,7 +79,7 @@ struct Tensor {
 constexpr int32_t kQHeads = 4, kKvHeads = 2, kDim = 64, kLayers = 2;
 constexpr int64_t kTokens = 90;
 
-// Everything that a call may be given. Layer 0 is plain; in layer 1 V aliases K and the library rotates.
+// Everything that a call can be given. Layer 0 is plain. In layer 1 V aliases K and the library rotates.
 struct World {
   tandem_engine* engine = nullptr;
   tandem_model* model = nullptr;
@@ -125,7 +125,7 @@ inline tandem_engine_options small_engine_options() {
   return options;
 }
 
-// An append of q_len tokens to one layer, with its tensors; seeds of q, k and v follow each other.
+// An append of q_len tokens to one layer, with its tensors. The seeds of q, k and v are consecutive numbers.
 struct LayerCall {
   Tensor q, k, v, o, lse;
   int64_t sequence, q_len;
@@ -152,7 +152,7 @@ struct LayerCall {
   LayerCall(const LayerCall&) = delete;  // args points into it
 };
 
-// Attends; nobody looks at the outputs.
+// Attends and ignores the outputs.
 inline int32_t attend_once(const World& world, int64_t sequence, int32_t layer_idx, int64_t q_len, int64_t seed,
                            tandem_error** error) {
   const LayerCall call(sequence, layer_idx, q_len, seed);
@@ -186,7 +186,7 @@ inline World::~World() {
   tandem_engine_release(engine);
 }
 
-// What must not change: content, statistics, and every byte that a call could have written.
+// State that a refused call must not change: content, statistics, and every byte that a call could have written.
 struct Snapshot {
   uint64_t digest = 0;
   int64_t lengths[kLayers] = {};
@@ -208,7 +208,7 @@ struct Snapshot {
   }
 };
 
-// Outputs of refused calls: all bytes are kUntouched before and after.
+// Every byte of a refused call's outputs, before and after the call.
 constexpr unsigned char kUntouched = 0xa5;
 struct Outputs {
   alignas(64) unsigned char bytes[64 * 1024];
@@ -222,9 +222,9 @@ struct Outputs {
   }
 };
 
-// A call that must be refused. The message begins with the function's name and has the field and the value in it.
+// A call that must be refused. Its message must begin with the function's name and contain the field and the value.
 struct Refused {
-  const char* name;      // of the case
+  const char* name;      // name of the case
   const char* function;  // "tandem_attend"
   int32_t status;
   const char* field;
@@ -232,7 +232,7 @@ struct Refused {
   std::function<int32_t(tandem_error**)> call;
 };
 
-// Reports every mismatch before it fails, so that one run shows all.
+// Reports every mismatch before the test fails, so that one run shows all of them.
 inline int check_refused(const Refused& refused) {
   tandem_error* error = nullptr;
   const int32_t status = refused.call(&error);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// Replaces malloc() and mmap() of a program by ones that fail the N-th time while armed, once or from then on. The calls of
-// every library of the program come here: those of hwloc, oneDNN, libgomp, libstdc++ and libc itself. Not here: memory that
-// libc maps for itself, such as the stacks of threads.
-// Included in one file of a program.
+// Replaces malloc() and mmap() of a program by versions that fail the N-th time while armed, once or from then on. This
+// covers the calls of every library of the program: hwloc, oneDNN, libgomp, libstdc++ and libc itself. It does not cover
+// memory that libc maps for itself, such as the stacks of threads.
+// Include this header in only one file of a program.
 #pragma once
 
 #include <execinfo.h>
@@ -28,20 +28,20 @@ namespace failing_memory {
 constexpr int kMostFrames = 48;
 constexpr int64_t kMostRequests = int64_t{1} << 17;
 
-// In memory that a parent shares with its child.
+// Lies in memory that a parent process shares with its child.
 struct Plan {
   std::atomic<int64_t> fails_at{0};  // 0: never
   std::atomic<bool> for_ever{false};
   std::atomic<bool> armed{false};
-  std::atomic<int64_t> n_requests{0};  // while armed
+  std::atomic<int64_t> n_requests{0};  // requests made while armed
   std::atomic<int64_t> n_refused{0};
-  void* frames[kMostFrames] = {};  // who asked for the memory that was refused last
+  void* frames[kMostFrames] = {};  // call stack of the most recently refused request
   int n_frames = 0;
-  std::atomic<bool> lists{false};                    // fills the next
-  std::atomic<uint64_t> places[kMostRequests] = {};  // of each request: a hash of the functions that led to it
+  std::atomic<bool> lists{false};                    // records `places` of the requests
+  std::atomic<uint64_t> places[kMostRequests] = {};  // for each request, a hash of the call stack
 };
 
-inline Plan* plan = nullptr;  // null: nothing fails
+inline Plan* plan = nullptr;  // null: no request fails
 inline thread_local bool in_backtrace = false;
 
 inline void list_place(int64_t n) {

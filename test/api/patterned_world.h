@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What the tests of policy "patterns" share: head patterns, and options of a session that follows them.
+// Shared by the tests of policy "patterns": head patterns, and options of a session that uses them.
 #pragma once
 
 #include "pruned_world.h"
@@ -31,7 +31,7 @@ inline tandem_head_pattern block_sparse(int64_t n_blocks) {
   return pattern;
 }
 
-// A head that attends what either of two heads does. They have no size in common.
+// Returns a pattern that attends the keys of both given patterns. The two patterns must not use the same size.
 inline tandem_head_pattern both(const tandem_head_pattern& a, const tandem_head_pattern& b) {
   tandem_head_pattern pattern = a;
   pattern.kinds |= b.kinds;
@@ -49,7 +49,7 @@ inline int64_t n_heads_of(const std::vector<tandem_layer_options>& layers) {
   return n;
 }
 
-// Options of a session whose n_heads query heads, layer by layer, have these patterns in turn.
+// Options of a session whose n_heads query heads take these patterns in turn, layer by layer.
 struct Patterned {
   std::vector<tandem_head_pattern> heads;
   tandem_patterns patterns = TANDEM_PATTERNS_INIT;

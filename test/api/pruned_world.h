@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What the tests of policy "hip" share: records, caches with a session beside another on one engine, calls of several
-// sequences, and logits of single keys as attention itself tells them.
+// Shared by the tests of policy "hip": pruning records, caches with a second session on one engine, calls of several
+// sequences, and logits of single keys as attention itself returns them.
 #pragma once
 
 #include <algorithm>
@@ -42,7 +42,7 @@ struct Pruned {
   Pruned(const Pruned&) = delete;
 };
 
-// No stage leaves anything out.
+// Returns stages that keep every chunk.
 inline std::vector<tandem_pruning_stage> keeping_stages(int32_t first_judge, int32_t last_judge) {
   return {stage_of(first_judge, 16, 1 << 20, 6), stage_of(last_judge, 8, 1 << 20, 3, 32)};
 }
@@ -74,7 +74,7 @@ struct Machine {
   Machine(const Machine&) = delete;
 };
 
-// Pages are short, so that keys lie in many of them; see Keeper::scatter().
+// Returns options with short pages, so that keys are spread over many pages. See also Keeper::scatter().
 inline tandem_cache_options short_pages(int32_t k_type = TANDEM_F32, int32_t v_type = 0) {
   tandem_cache_options options = TANDEM_CACHE_OPTIONS_INIT;
   options.page_tokens = 16;
@@ -83,7 +83,7 @@ inline tandem_cache_options short_pages(int32_t k_type = TANDEM_F32, int32_t v_t
   return options;
 }
 
-// Tensors of a call. Queries are large enough that softmax prefers some keys.
+// Tensors of a call. The queries are large enough for softmax to prefer some keys.
 struct Batch {
   std::vector<int64_t> sequences, q_lens;
   int64_t n = 0;
@@ -115,9 +115,9 @@ struct Batch {
     args.lse = &lse.view;
   }
   Batch(const Batch&) = delete;
-  void ask_again() { args.k = args.v = nullptr; }  // the queries are of tokens that are there already
+  void ask_again() { args.k = args.v = nullptr; }  // queries tokens that are already in the cache
 
-  // All outputs, one layer's or one token's numbers.
+  // Returns all outputs, or those of one layer or one token.
   std::vector<float> answers() const {
     std::vector<float> all = o.values;
     all.insert(all.end(), lse.values.begin(), lse.values.end());
@@ -129,7 +129,7 @@ struct Batch {
 struct Keeper {
   const Machine& machine;
   tandem_cache* cache = nullptr;
-  tandem_session *session = nullptr, *dense = nullptr;  // dense: policy "all", on the same cache, where asked for
+  tandem_session *session = nullptr, *dense = nullptr;  // dense: policy "all" on the same cache, only if requested
   std::vector<int64_t> ids;
 
   Keeper(const Machine& of, const tandem_session_options& options, const tandem_cache_options& cache_options,
@@ -151,7 +151,7 @@ struct Keeper {
     if (dense == nullptr) OK(tandem_session_create, &dense, cache, &options);
     return dense;
   }
-  // Every layer's call, of q_lens [n_sequences] tokens, 0: none. Returns all answers.
+  // Calls every layer with q_lens [n_sequences] tokens each, 0 for none. Returns all answers.
   std::vector<float> turn(const std::vector<int64_t>& q_lens, int64_t seed, bool appends = true) const {
     std::vector<float> all;
     std::vector<std::pair<int64_t, int64_t>> parts;
@@ -166,14 +166,14 @@ struct Keeper {
     }
     return all;
   }
-  // Tokens that nobody attends.
+  // Appends tokens without attending them.
   void append(int64_t id, int64_t n, int64_t seed) const {
     for (int32_t l = 0; l < static_cast<int32_t>(machine.layers.size()); ++l) {
       const Batch batch(machine, l, {{id, n}}, seed + 100 * l);
       OK(tandem_sequence_append, cache, id, l, &batch.k.view, batch.args.v, nullptr);
     }
   }
-  // Leaves holes of a page each in the store, for pages side by side are read as one. They have held NaN.
+  // Leaves holes of one page each in the store, because adjacent pages are read as one run. The holes hold NaN.
   void scatter() const {
     std::vector<int64_t> fillers(100);
     for (int64_t& filler : fillers) {
@@ -202,7 +202,7 @@ struct Keeper {
     stats.attend_ns = 0;
     return stats;
   }
-  // What the last query block has attended.
+  // Returns the tokens that the last query block attended.
   std::vector<int64_t> listed(int64_t id, int32_t kv_head = 0, int32_t layer_idx = 0) const {
     std::vector<int64_t> tokens(1 << 14);
     int64_t n = 0;
@@ -210,8 +210,8 @@ struct Keeper {
     tokens.resize(static_cast<size_t>(n));
     return tokens;
   }
-  // The last token's query over keys that are named, alike for all KV heads or [n_kv_heads] rows: lse of each query head,
-  // and outputs.
+  // Attends the last token's query over named keys: one row for all KV heads, or [n_kv_heads] rows. Returns the outputs and
+  // writes the lse of each query head.
   std::vector<float> over(const Batch& of, const std::vector<std::vector<int64_t>>& rows, std::vector<float>* lse) {
     size_t longest = 1;
     for (const auto& row : rows) longest = std::max(longest, row.size());
@@ -244,7 +244,7 @@ inline void assert_close_to(const std::vector<float>& got, const std::vector<flo
       fail_msg("%s: number %zu is %.9g, not %.9g", context.c_str(), i, static_cast<double>(got[i]),
                static_cast<double>(wanted[i]));
 }
-// Bit for bit, NaN too.
+// Asserts equality bit for bit, NaN included.
 inline void assert_same_bits(const std::vector<float>& got, const std::vector<float>& wanted, const std::string& context) {
   assert_int_equal(got.size(), wanted.size());
   if (std::memcmp(got.data(), wanted.data(), got.size() * sizeof(float)) == 0) return;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Sequences saved to memory and loaded from it.
+// Saves sequences to memory and loads them from memory.
 #pragma once
 
 #include <algorithm>
@@ -8,7 +8,7 @@
 
 namespace tandem_test {
 
-// A file in memory. Each call of the functions below takes or gives at most `most` bytes, and call number fails_at fails.
+// A file in memory. Each call of the functions below transfers at most `most` bytes, and call number fails_at fails.
 struct MemoryFile {
   std::vector<unsigned char> bytes;
   size_t at = 0;

@@ -357,7 +357,7 @@ std::string AttendCase::check_chunks(const Backend& backend) const {
     one.runs = attend.runs;
     one.n_keys = attend.n_keys;
     one.chunk_keys = chunk_keys;
-    one.n_chunks = std::max<int64_t>(0, attend.n_keys / chunk_keys - (chunk_keys == 8 ? 1 : 0));  // or all keys are judged
+    one.n_chunks = std::max<int64_t>(0, attend.n_keys / chunk_keys - (chunk_keys == 8 ? 1 : 0));  // or chunks of all keys
     const auto n = static_cast<size_t>(one.n_chunks);
     std::vector<float> of_rows(64 * n, NAN), largest(n + 1, 777.0f);
     one.row_largest = of_rows.data();

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: MIT
 // One attention problem with its answer in double precision, and the gate of correctness.
 //
-// Keys lie in runs of one arena whose every other byte is NaN, at odd element offsets. The reference reads the stored,
-// dequantised values. A kernel passes when, for all rows,
+// Keys lie in runs of one arena, at odd element offsets. All other bytes of the arena are NaN. The reference reads the
+// stored, dequantised values. A kernel passes when for all rows
 //
 //   max|o - ref| <= 2 max|naive - ref| + 1e-5     (3 with a soft cap; naive: the plain computation in f32)
 //   |o - ref| <= 4 (eps(type) + eps_f32 * c) sum_j p_j |v_j|,  c = largest sum_i |q_i k_ji| sm_scale of the row
 //   |lse - ref| <= 1e-5 (1 + |lse|)
 //
-// The term with c is what f32 logits of that size lose; it only matters where K and V are f32.
+// The term with c is the error of f32 logits of that size. It only matters where K and V are f32.
 #pragma once
 
 #include <cstdint>
@@ -32,8 +32,8 @@ struct Random {
 
 enum class Mask { kNone, kCausal, kWindow, kTree, kSparseRows };
 enum class Runs { kOne, kPages16, kPages128, kRandom, kTiny };
-// Of keys under RoPE: those of their tokens, or given one by one: anywhere, or some that follow each other and then a gap,
-// either way.
+// Positions of keys under RoPE: those of their tokens, or explicit ones. Explicit positions are scattered, or stretches of
+// consecutive positions with gaps, ascending or descending.
 enum class Positions { kOfTokens, kScattered, kStretches };
 
 struct CaseOptions {
@@ -45,7 +45,7 @@ struct CaseOptions {
   Mask mask = Mask::kNone;
   Runs runs = Runs::kOne;
   float soft_cap = 0.0f;
-  double peak = 1.0;  // factor on q: the larger, the more peaked
+  double peak = 1.0;  // factor on q; larger values make the attention weights more peaked
   int32_t rope = TANDEM_ROPE_CALLER;
   int32_t rope_dims = 0;
   double attn_factor = 1.0;
@@ -59,14 +59,14 @@ class AttendCase {
  public:
   explicit AttendCase(const CaseOptions& options);
 
-  // Runs the job on a backend and checks o, lse and (when with_logits) the logits. "" or what is wrong.
+  // Runs the job on a backend and checks o, lse and (if with_logits) the logits. Returns "" or a description of the error.
   std::string check(const Backend& backend, bool with_logits) const;
-  // Sums of attention weights against the reference.
+  // Compares sums of attention weights with the reference.
   std::string check_weights(const Backend& backend) const;
-  // The largest logits of chunks against the reference, with and without the rows' sums taken off; of cases without mask and
-  // soft cap.
+  // Compares the largest logits of chunks with the reference, with and without subtracting the rows' sums. Only for cases
+  // without a mask and a soft cap.
   std::string check_chunks(const Backend& backend) const;
-  // Overwrites one key's K or V with NaN, leaving the reference as it was.
+  // Overwrites one key's K or V with NaN. The reference stays unchanged.
   void poison(int64_t key, bool in_v);
   bool sees(int64_t row, int64_t key) const { return visible_[static_cast<size_t>(row * options.n_keys + key)]; }
   AttendJob job(float* o, float* lse, float* logits) const;
@@ -93,9 +93,9 @@ class AttendCase {
   std::vector<double> inv_freq_;
   std::vector<uint8_t> arena_;
   std::vector<KvRun> runs_;
-  std::vector<std::vector<int32_t>> positions_;  // per run, where explicit
-  std::vector<int64_t> token_of_, position_of_;  // per key
-  std::vector<uint8_t*> k_at_, v_at_;            // per key
+  std::vector<std::vector<int32_t>> positions_;  // of each run; empty unless explicit
+  std::vector<int64_t> token_of_, position_of_;  // of each key
+  std::vector<uint8_t*> k_at_, v_at_;            // of each key
   std::vector<uint8_t*> k_scales_at_, v_scales_at_;
   std::vector<int64_t> begin_, end_;
   std::vector<uint64_t> tree_bits_;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The backend around the kernels: choice of the instruction set, cutting, determinism, calls from several threads.
+// The backend around the kernels: choice of the instruction set, cutting into units, determinism, and calls from several
+// threads.
 
 #include <algorithm>
 #include <cmath>
@@ -38,7 +39,7 @@ void forced_isa_is_used(void**) {
     IsaBackend isa(*table, 1);
     assert_true(cpu::target_used(isa.backend) == 0);
     assert_string_equal(AttendCase(decode(50, 1, 1)).check(isa.backend, false).c_str(), "");
-    assert_true(cpu::target_used(isa.backend) == table->target);  // written by the kernel itself
+    assert_true(cpu::target_used(isa.backend) == table->target);  // the kernel itself wrote target_used
     char report[200];
     assert_true(isa.backend.table->report(isa.backend.self, report, sizeof report) < 200);
     assert_non_null(std::strstr(report, name));
@@ -60,7 +61,7 @@ void isa_from_environment(void**) {
   assert_true(cpu::isa_available(*table));
   setenv("TANDEM_CPU_ISA", "nonsense", 1);
   assert_int_equal(cpu::choose_isa(nullptr, &table).code(), TANDEM_ERROR_NOT_FOUND);
-  assert_true(cpu::choose_isa(other->name, &table).ok());  // the option goes before the environment
+  assert_true(cpu::choose_isa(other->name, &table).ok());  // the option has priority over the environment
   setenv("TANDEM_CPU_ISA", before.c_str(), 1);
   const Status status = cpu::choose_isa("AVX9", &table);
   assert_int_equal(status.code(), TANDEM_ERROR_NOT_FOUND);
@@ -72,7 +73,7 @@ void isa_from_environment(void**) {
   assert_false(cpu_isa_available("nonsense"));
 }
 
-// A decode step with MLA: enough rows of one KV head for the matmul library, in pieces of the keys.
+// Returns a decode step with MLA: enough rows of one KV head for the matmul library, in pieces of the keys.
 CaseOptions latent_decode(int64_t n_keys, int32_t k_type) {
   CaseOptions o = decode(n_keys, 1, static_cast<uint64_t>(n_keys));
   o.k_type = o.v_type = k_type;
@@ -84,7 +85,7 @@ struct Outputs {
   std::vector<float> o, lse;
 };
 
-// Jobs of one call: the cases, each with its own layer.
+// Attends the cases as jobs of one call, each with its own layer.
 std::vector<Outputs> attend_all(const Backend& backend, const std::vector<AttendCase*>& cases) {
   std::vector<Outputs> out(cases.size());
   std::vector<AttendJob> jobs;
@@ -102,7 +103,7 @@ bool same_bits(const Outputs& a, const Outputs& b) {
          std::memcmp(a.lse.data(), b.lse.data(), a.lse.size() * sizeof(float)) == 0;
 }
 
-// Bit for bit: whatever the number of threads, the batch mates, the run.
+// Results are the same bit for bit, for any number of threads, any other jobs in the call, and every run.
 void deterministic(void**) {
   std::vector<AttendCase> cases;
   for (const int64_t n_keys : {1, 300, 1023, 1024, 2048, 3000, 9000, 20000, 0, 17})
@@ -148,7 +149,7 @@ void concurrent_calls(void**) {
   assert_int_equal(n_wrong.load(), 0);
 }
 
-// Runs nothing and keeps the nodes of the tasks.
+// A pool that runs nothing and records the nodes of the tasks.
 class NodesPool final : public cpu::Pool {
  public:
   explicit NodesPool(std::vector<int32_t>* nodes) : nodes_(nodes) {}
@@ -178,7 +179,7 @@ void tasks_have_the_nodes_of_their_jobs(void**) {
   layer.n_kv_heads = 4, layer.group_size = 1, layer.k_head_dim = layer.v_head_dim = 128;
   layer.k_type = layer.v_type = TANDEM_BF16;
   KvRun run;
-  run.n_tokens = 400;  // a piece of its own, and a task where the neighbours are on other nodes
+  run.n_tokens = 400;  // a piece of its own, and a task of its own where the neighbours are on other nodes
   const std::vector<int32_t> want = {2, kAllNodes, 0, 1};
   std::vector<AttendJob> jobs(4);
   std::vector<WeightJob> weights(4);
@@ -194,13 +195,14 @@ void tasks_have_the_nodes_of_their_jobs(void**) {
   backend.table->destroy(backend.self);
 }
 
-// Units tile every job's rows x keys, pieces are whole blocks or, of few keys, sixteens, tasks tile the units.
+// Units tile the rows x keys of every job. Pieces are whole blocks, or multiples of 16 if there are few keys. Tasks tile
+// the units.
 void plans_tile(void**) {
   Random random{5};
   cpu::AttendPlan plan;
   LocalPool pool(3);
   for (int round = 0; round < 500; ++round) {
-    // So many runs that the pool finds where pieces begin; runs of one key each.
+    // With so many runs that the pool searches for the start of pieces. Also runs of one key each.
     const int64_t most_run = round % 16 == 0 ? 8 : round % 16 == 1 ? 1 : 2000;
     Layer layer;
     layer.group_size = 1, layer.k_head_dim = layer.v_head_dim = 128, layer.k_type = layer.v_type = TANDEM_BF16;
@@ -248,7 +250,7 @@ void plans_tile(void**) {
   }
 }
 
-// One sequence with one KV head keeps many workers busy, with one query as with some; a layer of many heads is not cut.
+// One sequence with one KV head occupies many workers, with one query or with several. A layer of many heads is not cut.
 void latent_decode_has_units_for_all(void**) {
   cpu::AttendPlan plan;
   for (const int64_t n_keys : {8192, 131072}) {
@@ -271,11 +273,11 @@ void latent_decode_has_units_for_all(void**) {
   }
 }
 
-// A whole job at once, and in parts merged through the table: the same within rounding.
+// A whole job, and its parts merged through the table, agree within rounding.
 void merge_joins_parts(void**) {
   std::vector<IsaBackend> backends = isa_backends(2);
   for (IsaBackend& isa : backends) {
-    const int64_t n_rows = 700;  // enough to be shared out
+    const int64_t n_rows = 700;  // enough to be divided among workers
     constexpr int32_t kDim = 96;
     std::vector<float> o[3], lse[3], out(static_cast<size_t>(n_rows) * kDim), lse_out(static_cast<size_t>(n_rows));
     const float* o_at[3];

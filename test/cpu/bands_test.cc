@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Heads whose rows lie side by side: attended in bands, a block of each head in turn, they give the same bits as attended
-// one after another, whatever the number of workers.
+// Heads whose rows lie side by side are attended in bands, a block of each head in turn. The bits must equal those of
+// attending one head after another, for any number of workers.
 #include <cmath>
 #include <cstring>
 #include <vector>
@@ -16,7 +16,7 @@ namespace {
 constexpr int32_t kHeads = 3, kGroup = 3, kDim = 64;
 constexpr int64_t kKeys = 9001;
 
-// One decode over token-major K and V. The memory behind the last key is NaN.
+// One decode over token-major K and V. The memory after the last key is NaN.
 struct TokenMajor {
   Layer layer;
   std::vector<uint8_t> k, v;
@@ -41,7 +41,8 @@ struct TokenMajor {
     }
   }
 
-  // f16 numbers from 0.06 to 0.12, also as scales and codes of blocks; past the end they are NaN in f16 and bf16.
+  // Writes f16 numbers from 0.06 to 0.12, also as scales and codes of blocks. After the end, the numbers are NaN in f16 and
+  // bf16.
   void fill(std::vector<uint8_t>* rows, uint64_t seed) const {
     Random random{seed};
     rows->assign(static_cast<size_t>((kKeys + 300) * layer.k_stride), 0xff);
@@ -70,7 +71,7 @@ int32_t heads_of_first_unit(const TokenMajor& call, int32_t n_workers) {
 void bands_need_rows_side_by_side_and_few_workers(void**) {
   TokenMajor call(TANDEM_F16);
   assert_int_equal(heads_of_first_unit(call, 1), kHeads);
-  assert_int_equal(heads_of_first_unit(call, 16), 1);  // each would have one band and wait for others' last
+  assert_int_equal(heads_of_first_unit(call, 16), 1);  // else a head has one band and waits for the other heads' last
   call.runs[1].k = static_cast<const uint8_t*>(call.runs[1].k) + 2;
   assert_int_equal(heads_of_first_unit(call, 1), 1);
   TokenMajor gap(TANDEM_F16);
@@ -81,7 +82,7 @@ void bands_need_rows_side_by_side_and_few_workers(void**) {
   assert_int_equal(heads_of_first_unit(uneven, 1), 1);
 }
 
-// A task holds whole bands, and a plan all units.
+// A task holds whole bands, and the tasks of a plan hold all units.
 void tasks_hold_whole_bands(void**) {
   const TokenMajor call(TANDEM_F16);
   for (const int32_t n_workers : {1, 2}) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The CPU quota, read from trees of our own in a temporary folder.
+// The CPU quota, read from the test's own trees in a temporary folder.
 #include "cpu/cgroup.h"
 
 #include <stdlib.h>
@@ -17,7 +17,7 @@ using tandem::cpu::cpu_quota;
 constexpr const char* kV2Mount = "31 22 0:27 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n";
 constexpr const char* kV1Mount = "32 31 0:29 / /sys/fs/cgroup/cpu,cpuacct rw shared:9 - cgroup cgroup rw,cpu,cpuacct\n";
 
-// A machine's files below a temporary folder, gone at the end.
+// A machine's files in a temporary folder, removed at the end.
 class Tree {
  public:
   Tree() {
@@ -124,7 +124,7 @@ void v1_and_v2_together(void**) {
   assert_int_equal(tree.quota(), 5);
 }
 
-// A container without a namespace of its own sees the host's path, but its group is mounted as the root.
+// A container without a namespace of its own sees the host's path, while its group is mounted as the root.
 void a_mount_of_a_part_of_the_tree(void**) {
   const Tree tree;
   tree.process("0::/docker/1f/job\n", "31 22 0:27 /docker/1f /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n");
@@ -139,7 +139,7 @@ void blanks_in_paths_are_escaped(void**) {
   tree.process("0::/my job\n", "31 22 0:27 / /sys/fs/c\\040group\\134 rw - cgroup2 cgroup2 rw\n");
   tree.write("/sys/fs/c group\\/my job/cpu.max", "300000 100000\n");
   assert_int_equal(tree.quota(), 3);
-  tree.process("0::/my job/a\n", "31 22 0:27 /my\\040job /sys/fs/c\\04 rw - cgroup2 cgroup2 rw\n");  // no whole escape
+  tree.process("0::/my job/a\n", "31 22 0:27 /my\\040job /sys/fs/c\\04 rw - cgroup2 cgroup2 rw\n");  // an incomplete escape
   tree.write("/sys/fs/c\\04/a/cpu.max", "200000 100000\n");
   assert_int_equal(tree.quota(), 2);
 }
@@ -161,12 +161,12 @@ void missing_or_broken_tables_are_no_limit(void**) {
   assert_int_equal(tree.quota(), 0);
   tree.write("/sys/fs/cgroup/cpu.max", "100000 100000\n");
   tree.process("garbage\n:\n0:\n\n::::\n", kV2Mount);
-  assert_int_equal(tree.quota(), 1);  // "::::" is still a v2 line, of a group outside of the mount
+  assert_int_equal(tree.quota(), 1);  // "::::" is a v2 line of a group outside of the mount
   tree.process("0::/\n", "31 22\n - \n31 22 0:27 / /sys/fs/cgroup rw - cgroup2\n-\n");
   assert_int_equal(tree.quota(), 0);
   tree.process("0::/\n", kV2Mount);
   assert_int_equal(tree.quota(), 1);
-  tree.folder("/sys/fs/cgroup/app/cpu.max");  // a folder where a file should be
+  tree.folder("/sys/fs/cgroup/app/cpu.max");  // a folder in the place of a file
   tree.process("0::/app\n", kV2Mount);
   assert_int_equal(tree.quota(), 1);
 }

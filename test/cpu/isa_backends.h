@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// A backend on a local pool for each instruction set of this processor.
+// Makes a backend on a local pool for each instruction set of this processor.
 #pragma once
 
 #include <memory>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// attend, attention weights, chunks' largest logits and logits against double precision, for every instruction set of this
-// processor.
+// Compares attend, attention weights, the largest logits of chunks, and logits with double precision, for every instruction
+// set of this processor.
 
 #include <cmath>
 
@@ -35,7 +35,7 @@ void check_all(std::vector<IsaBackend>& backends, const CaseOptions& options, bo
   }
 }
 
-// Every length x a mix of everything else.
+// Every length, with a random mix of all other options.
 void random_cases(int64_t n_cases, int64_t max_keys, uint64_t seed) {
   std::vector<IsaBackend> backends = isa_backends(2);
   assert_true(!backends.empty());
@@ -77,7 +77,7 @@ void random_cases(int64_t n_cases, int64_t max_keys, uint64_t seed) {
 void random_cases_fast(void**) { random_cases(1500, 5000, 12345); }
 void random_cases_full(void**) { random_cases(8000, 5000, 777); }
 
-// Every pair of types x pair of dims, decode shape.
+// Every pair of types x every pair of dims, in decode shape.
 void types_and_dims(void**) {
   std::vector<IsaBackend> backends = isa_backends(1);
   for (const int32_t k_type : kTypes)
@@ -92,7 +92,7 @@ void types_and_dims(void**) {
         }
 }
 
-// Every length up to a few tiles x every number of rows around the tile.
+// Every length up to a few tiles x every number of rows around the tile size.
 void lengths_and_rows(void**) {
   std::vector<IsaBackend> backends = isa_backends(1);
   for (int64_t n_keys = 0; n_keys <= 70; ++n_keys)
@@ -105,8 +105,8 @@ void lengths_and_rows(void**) {
     }
 }
 
-// MLA: V is the first 512 of K's 576 dims. Every type x lengths around a block x rows of one and of several tiles; 128 and
-// more are the matmul library's.
+// MLA: V is the first 512 of K's 576 dims. Tests every type x lengths around a block x rows of one tile and of several
+// tiles. The matmul library attends 128 rows and more.
 void latent_keys(void**) {
   std::vector<IsaBackend> backends = isa_backends(2);
   int64_t n = 0;
@@ -125,8 +125,8 @@ void latent_keys(void**) {
       }
 }
 
-// Library RoPE where positions get another digit, beyond 2^24 and up to 2^31, from any place in a stretch on: runs that
-// follow each other and runs with gaps, positions given one by one, pairs that fill vectors and others.
+// Library RoPE at positions that get another digit, beyond 2^24 and up to 2^31, starting anywhere in a stretch. Tests
+// consecutive runs and runs with gaps, explicit positions, and numbers of pairs that do or do not fill vectors.
 void rotated_keys(void**) {
   std::vector<IsaBackend> backends = isa_backends(2);
   constexpr int64_t kFirst[] = {0, 1, 15, 31, 250, 65533, (1 << 24) - 70, (1 << 24) + 5, INT64_C(0x7fff0000)};
@@ -146,12 +146,12 @@ void rotated_keys(void**) {
         o.attn_factor = random.below(2) ? 1.0 : 1.3;
         o.positions = static_cast<Positions>(random.below(3));
         o.first_position = first;
-        o.seed = 3 * static_cast<uint64_t>(1 + random.below(1 << 20));  // with logits
+        o.seed = 3 * static_cast<uint64_t>(1 + random.below(1 << 20));  // a seed whose cases check the logits
         check_all(backends, o, n_keys > 60);
       }
 }
 
-// NaN in a key that nobody sees changes no bit; in one that some rows see it makes those rows NaN and no other.
+// NaN in a key that no row sees changes no bit. NaN in a key that some rows see makes only those rows NaN.
 void nan_keys(void**) {
   std::vector<IsaBackend> backends = isa_backends(2);
   Random random{4242};
@@ -194,7 +194,7 @@ void nan_keys(void**) {
   }
 }
 
-// Logits far apart: weights of exactly 0, no garbage.
+// Logits that are far apart give weights of exactly 0.
 void far_away_logits(void**) {
   std::vector<IsaBackend> backends = isa_backends(1);
   for (const double peak : {100.0, 1e4, 1e6, 1e18}) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// A plain pool of threads without binding, for tests of kernels with any number of workers.
+// A plain thread pool without binding to processors, for tests of kernels with any number of workers.
 #pragma once
 
 #include <atomic>

@@ -15,7 +15,7 @@
 
 namespace tandem::test {
 
-// Test data need not be rounded to nearest: what is stored is the truth.
+// Test data need not be rounded to nearest, because the stored values are the truth.
 void to_storage(int32_t dtype, float value, void* data, int64_t i) {
   if (dtype == TANDEM_F32) {
     std::memcpy(static_cast<char*>(data) + 4 * i, &value, 4);
@@ -80,7 +80,7 @@ void Case::make_layer() {
   layer.rope = &rope;
 }
 
-// Lengths of the runs; where they lie is in random order, with unused bytes between them.
+// Chooses the lengths of the runs. The runs lie in random order, with unused bytes between them.
 std::vector<int64_t> Case::make_places() {
   const int64_t n = options.n_keys, k_row = row_bytes(layer.k_type, layer.k_head_dim);
   const int64_t v_row = row_bytes(layer.v_type, layer.v_head_dim);
@@ -107,7 +107,7 @@ std::vector<int64_t> Case::make_places() {
   const int64_t v_scale_row = scale_bytes(layer.v_type, layer.v_head_dim);
   k_scale_bytes.assign((static_cast<size_t>(n) + lengths.size()) * static_cast<size_t>(k_scale_row), 0xff);
   v_scale_bytes.assign((static_cast<size_t>(n) + lengths.size()) * static_cast<size_t>(v_scale_row), 0xff);
-  size_t run_at = 0;  // rows, with an unused one behind each run
+  size_t run_at = 0;  // rows, with an unused row after each run
   for (size_t i = 0; i < lengths.size(); ++i) {
     KvRun run;
     run.n_tokens = lengths[i];
@@ -140,7 +140,7 @@ void Case::fill_row(int32_t dtype, int64_t n, uint8_t* codes, uint8_t* scales) {
     reference::store_row(dtype, row.data(), n, codes, scales);
 }
 
-// Fills run i, whose first token is at least `token`; returns the token after it.
+// Fills run i, whose first token is at least `token`. Returns the token after the run.
 int64_t Case::make_run(size_t i, int64_t length, int64_t token) {
   const int64_t dk = layer.k_head_dim, dv = layer.v_head_dim;
   const int64_t k_row = row_bytes(layer.k_type, dk), v_row = row_bytes(layer.v_type, dv);
@@ -167,7 +167,7 @@ int64_t Case::make_run(size_t i, int64_t length, int64_t token) {
   return token + length;
 }
 
-// Query tokens are the newest ones, ending before n_tokens; with few keys the first of them see nothing.
+// The query tokens are the newest tokens before n_tokens. If there are few keys, the first query tokens see no key.
 void Case::make_queries(int64_t n_tokens) {
   std::normal_distribution<float> normal;
   const int64_t q_len = (options.n_rows + options.group_size - 1) / options.group_size;
@@ -223,7 +223,7 @@ double Case::v_at(int64_t key, int64_t dim) const { return v_values[static_cast<
 
 namespace {
 
-// Rotated key in T; angles in double for the exact answer.
+// Rotates a key in arithmetic of type T. The exact answer uses angles in double.
 template <typename T>
 std::vector<T> key_vector(const Case& c, int64_t key) {
   std::vector<T> k(static_cast<size_t>(c.layer.k_head_dim));
@@ -307,7 +307,7 @@ bool by_matrix_unit = true;
 void use_matrix_unit(bool use) { by_matrix_unit = use; }
 
 const cpu::KernelTable& kernels_of(const char* isa) {
-  static std::deque<cpu::KernelTable> tables;  // they live on, as the real ones do
+  static std::deque<cpu::KernelTable> tables;  // static, because real tables exist for the whole process
   const cpu::KernelTable* best = nullptr;
   if (!cpu::choose_isa(nullptr, &best).ok()) std::abort();
   tables.push_back(*best);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Random attention jobs and their answer in double precision.
+// Random attention jobs and their answers in double precision.
 #pragma once
 
 #include <cstdint>
@@ -28,8 +28,8 @@ struct CaseOptions {
   bool positions = false;  // explicit positions instead of first_position
   bool q_is_bf16 = false;
   bool v_aliases_k = false;
-  bool one_run = false;             // else runs of 16 to 128 tokens at scattered addresses
-  int32_t run_len = 0;              // or of this many
+  bool one_run = false;             // otherwise runs of 16 to 128 tokens at scattered addresses
+  int32_t run_len = 0;              // tokens in each run; 0: 16 to 128
   bool gaps = false;                // tokens missing between runs
   bool unconditional_runs = false;  // some runs have token_idx = -1
   bool logits = false;
@@ -58,14 +58,14 @@ struct Case {
   Visibility visibility;
   AttendJob job;
 
-  // Where key j of the job lies, which token it is (-1: seen by all) and its position.
+  // Location of key j of the job, its token (-1: visible to all queries) and its position.
   struct Key {
     void *k, *v, *k_scales, *v_scales;
     int64_t token_idx, position;
   };
   std::vector<Key> keys;
 
-  std::vector<double> k_values, v_values;  // what is stored: [n_keys, head_dim], keys before rotation
+  std::vector<double> k_values, v_values;  // stored values: [n_keys, head_dim], keys before rotation
 
   bool sees(int64_t row, int64_t key) const;
   double k_at(int64_t key, int64_t dim) const;
@@ -89,16 +89,17 @@ struct RowAnswer {
   std::vector<double> logits;  // [n_keys]
 };
 RowAnswer exact(const Case& c, int64_t row);
-// The same by plain loops in f32; p rounded to bf16 where round_p.
+// Computes the same by plain loops in f32. round_p: rounds p to bf16.
 std::vector<float> naive(const Case& c, int64_t row, bool round_p);
 
 void to_storage(int32_t dtype, float value, void* data, int64_t i);
 
-// Whether kernels_of(nullptr) has the processor's matrix unit, where there is one (as at first), or leaves the products to
-// oneDNN.
+// Sets whether kernels_of(nullptr) uses the processor's matrix unit, if the processor has one (the default), or leaves the
+// products to oneDNN.
 void use_matrix_unit(bool use);
 
-// The best kernels, with the SIMD part of `isa` (null: its best): that has variants of its own and no matrix unit.
+// Returns the best kernels. With isa, the SIMD part is that of `isa`, with its own variants and without a matrix unit; null
+// selects the best.
 const cpu::KernelTable& kernels_of(const char* isa);
 
 }  // namespace tandem::test

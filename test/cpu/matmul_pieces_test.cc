@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The matmul path where one KV head serves very many query heads: MLA's shape, and jobs cut along their keys.
+// The matmul path for one KV head with many query heads: MLA's shape, and jobs that are cut along their keys.
 
 #include <algorithm>
 #include <cmath>
@@ -13,7 +13,8 @@ namespace {
 
 constexpr int32_t kTypes[] = {TANDEM_F32, TANDEM_F16, TANDEM_BF16, TANDEM_E4M3, TANDEM_Q8_0, TANDEM_Q4_0};
 
-// MLA: one KV head of 576/512 dims for up to 128 query heads; lengths around the tiles of keys, several queries at once.
+// MLA: one KV head of 576/512 dims for up to 128 query heads. Tests lengths around the tiles of keys, and several queries
+// at once.
 void test_latent_keys(void**) {
   uint32_t seed = 450;
   for (int32_t type : kTypes) {
@@ -36,7 +37,8 @@ void test_latent_keys(void**) {
   }
 }
 
-// A single key weighs exactly 1, however large its logit is: largest product and exponent must be rounded alike.
+// A single key has a weight of exactly 1, however large its logit is. This requires the same rounding of the largest
+// product and the exponent.
 void test_large_logits(void**) {
   for (int32_t dim : {64, 128, 576}) {
     for (float q_size : {1e6f, 1e10f, 1e14f}) {
@@ -59,7 +61,8 @@ void test_large_logits(void**) {
   }
 }
 
-// A job in pieces of its keys, wherever they are cut, joined: as good as whole, and not a bit depends on the rows' ranges.
+// Attends a job in pieces of its keys, cut anywhere, and merges them. The result must be as good as that of the whole job,
+// and its bits must not depend on the ranges of rows.
 void check_pieces(const CaseOptions& options, int64_t piece_keys) {
   Case c(options);
   const auto attend = make(c);
@@ -122,7 +125,7 @@ void test_pieces(void**) {
 
 int main(int argc, char**) {
   using namespace tandem::test;
-  use_matrix_unit(argc == 1);  // "vectors": not
+  use_matrix_unit(argc == 1);  // argument "vectors": without the matrix unit
   const CMUnitTest tests[] = {
       cmocka_unit_test(test_latent_keys),
       cmocka_unit_test(test_large_logits),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The matmul path by itself: types, dims, masks, extremes, threads, placement (the gate: matmul_gate.h).
+// The matmul path alone: types, dims, masks, extreme values, threads, placement. For the gate see matmul_gate.h.
 
 #include <omp.h>
 
@@ -144,7 +144,7 @@ void test_alias(void**) {
   }
 }
 
-// Scales far from 1, with queries that make ordinary logits of them, or none.
+// Scales far from 1. The queries either scale the logits back to ordinary sizes or do not.
 void test_extreme_scales(void**) {
   const std::pair<float, float> kSizes[] = {{1e-29f, 1e28f}, {1e27f, 1e-28f}, {1e-40f, 2.0f}, {1e-38f, 1e30f}};
   for (const auto& [sm_scale, q_size] : kSizes) {
@@ -173,7 +173,7 @@ void test_far_logits(void**) {
   }
 }
 
-// Each key in turn holds NaN or Inf: rows that see it become NaN, the others do not change by a bit.
+// Each key in turn holds NaN or Inf. Rows that see it become NaN, and other rows keep every bit.
 void check_nonfinite(const CaseOptions& options, int64_t key, bool in_value, float bad) {
   static TakesOneIn takes_case;
   if (!takes_case()) return;
@@ -186,7 +186,7 @@ void check_nonfinite(const CaseOptions& options, int64_t key, bool in_value, flo
   const int32_t type = in_value ? c.layer.v_type : c.layer.k_type;
   const DtypeInfo& info = *find_dtype(type);
   const bool groups = info.group > 0;
-  if (groups)  // its scale
+  if (groups)  // overwrites the scale
     to_storage(TANDEM_F16, NAN, in_value ? at.v_scales : at.k_scales, dim / info.group * info.scales);
   else if (type == TANDEM_E4M3)
     reference::store(type, static_cast<double>(bad), static_cast<uint8_t*>(in_value ? at.v : at.k) + dim);
@@ -211,7 +211,7 @@ void check_nonfinite(const CaseOptions& options, int64_t key, bool in_value, flo
       if (!expected) assert_true(std::fabs(o[i] - c.o[i]) < 1e-5f);
     }
   }
-  assert_true(n_seeing < c.job.n_rows);  // else the case shows nothing
+  assert_true(n_seeing < c.job.n_rows);  // otherwise the case proves nothing
 }
 
 void test_nonfinite(void**) {
@@ -219,7 +219,7 @@ void test_nonfinite(void**) {
   for (Mask mask : {Mask::kCausal, Mask::kSliding, Mask::kTree}) {
     for (int32_t type : kTypes) {
       for (float bad : {NAN, INFINITY, -INFINITY}) {
-        if (type > TANDEM_BF16 && !std::isnan(bad)) continue;  // these hold NaN alone
+        if (type > TANDEM_BF16 && !std::isnan(bad)) continue;  // these types can only hold NaN
         for (bool in_value : {false, true}) {
           CaseOptions options;
           options.mask = mask;
@@ -229,10 +229,10 @@ void test_nonfinite(void**) {
           options.n_rows = 600;
           options.n_keys = 1024 + seed % 2;
           options.window = 60;
-          options.one_run = seed % 3 == 0;  // the values are read where they lie
+          options.one_run = seed % 3 == 0;  // the values are read in place
           options.seed = ++seed;
           check_nonfinite(options, 1024 - 1 - seed % 90, in_value, bad);
-          if (in_value) continue;  // what is bad in a value that aliases a key is bad in the key
+          if (in_value) continue;  // where V aliases K, a bad value is a bad key
           options.k_head_dim = 128;
           options.v_aliases_k = true;
           check_nonfinite(options, 1024 - 1 - seed % 90, in_value, bad);
@@ -242,7 +242,7 @@ void test_nonfinite(void**) {
   }
 }
 
-// Nothing of an earlier job is left in the scratch: a tile of NaN, then tiles that use less of it.
+// An earlier job leaves nothing in the scratch: first a tile of NaN, then tiles that use less of the scratch.
 void test_stale_scratch(void**) {
   for (bool q_is_bf16 : {false, true}) {
     CaseOptions options;
@@ -278,7 +278,7 @@ void test_nonfinite_query(void**) {
   for (size_t i = 0; i < o.size(); ++i) assert_true(i / 128 == 5 ? std::isnan(c.o[i]) : o[i] == c.o[i]);
 }
 
-// A row range writes its rows alone, and two threads give what one gives.
+// A range of rows writes only its own rows, and two threads give the result of one thread.
 void test_ranges_and_threads(void**) {
   CaseOptions options;
   options.n_rows = 2048;
@@ -302,7 +302,7 @@ void test_ranges_and_threads(void**) {
   check(c);
 }
 
-// Where the keys lie, and what the bytes around them are, does not change a bit.
+// Neither the placement of the keys nor the bytes around them change a bit.
 void test_placement(void**) {
   TakesOneIn takes_case;
   for (bool q_is_bf16 : {false, true}) {
@@ -341,7 +341,7 @@ void test_placement(void**) {
   }
 }
 
-// Later geometries and workers leave earlier ones usable; the caller's OpenMP setting is left as found.
+// Preparing for later geometries and workers keeps earlier ones usable. The caller's OpenMP setting is restored.
 void test_prepare(void**) {
   std::unique_ptr<cpu::MatmulAttend> attend;
   assert_int_equal(cpu::MatmulAttend::create(kernels_of("pentium"), &attend).code(), TANDEM_ERROR_NOT_FOUND);
@@ -431,7 +431,7 @@ void check_elementary(const cpu::SoftmaxTileKernels& kernels) {
     }
   }
   float wide[21];
-  std::fill_n(wide, 21, std::bit_cast<float>(0x3f807f80u));  // the lower half looks like Inf in bf16
+  std::fill_n(wide, 21, std::bit_cast<float>(0x3f807f80u));  // the lower half of each number looks like Inf in bf16
   assert_false(kernels.has_nonfinite(wide, 21, false));
   wide[20] = INFINITY;
   assert_true(kernels.has_nonfinite(wide, 21, false));
@@ -446,7 +446,7 @@ void test_elementary(void**) {
   }
 }
 
-// Everything with everything, drawn at random; long keys.
+// Random combinations of all options, with many keys.
 void test_random(void**) {
   std::mt19937 random(11);
   for (uint32_t i = 0; i < 400; ++i) {

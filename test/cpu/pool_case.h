@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Pools on the machine at hand or another, and what their tasks saw: for the tests of the pool. Included last, as cmocka is.
+// Pools on this machine or a described one, and records of their tasks, for tests of the pool. Include it last, like
+// cmocka.
 #pragma once
 
 #include <sched.h>
@@ -28,11 +29,11 @@ inline PoolSeams on_machine(const char* synthetic) {
   return seams;
 }
 
-// What the tasks of one run saw. Counted here, asserted by the test's own thread afterwards.
+// Records the tasks of one run. The tasks count here, and the test's own thread asserts afterwards.
 struct Tally {
   explicit Tally(int64_t n_tasks, int32_t n_workers) : counts(n_tasks), order(n_workers), busy(n_workers) {}
   std::vector<std::atomic<int32_t>> counts;
-  std::vector<std::vector<int64_t>> order;  // tasks of each worker, in the order in which it ran them
+  std::vector<std::vector<int64_t>> order;  // tasks of each worker, in the order in which the worker ran them
   std::vector<std::atomic<int32_t>> busy;
   std::atomic<int32_t> n_wrong{0};
 
@@ -54,7 +55,7 @@ struct Tally {
   }
 };
 
-// Tasks that each wait for all others: returns only if n_tasks workers take one each.
+// Tasks that all wait for each other. The run returns only if n_tasks workers take one task each.
 struct Meeting {
   explicit Meeting(int32_t n) : n_expected(n) {}
   int32_t n_expected;

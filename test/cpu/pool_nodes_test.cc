@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The worker pool on several NUMA nodes: whose tasks a worker takes first, and memory that is placed.
+// The worker pool on several NUMA nodes: the order in which a worker takes tasks, and the placement of memory.
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -13,7 +13,7 @@
 namespace tandem::cpu {
 namespace {
 
-// A machine whose threads count as bound, and a caller on CPU 0.
+// Returns a machine whose threads count as bound, with the caller on CPU 0.
 PoolSeams bound_on_machine(const char* synthetic) {
   PoolSeams seams = on_machine(synthetic);
   seams.bind_this_thread = [](const Seat&) { return 0; };
@@ -21,7 +21,8 @@ PoolSeams bound_on_machine(const char* synthetic) {
   return seams;
 }
 
-// Tasks of the own node, then those that are anybody's, then those of the other node: how many.
+// Checks the order: tasks of the worker's own node, then tasks of no node, then tasks of the other node. Returns the number
+// of tasks.
 int64_t check_order(const std::vector<int64_t>& order, const std::vector<int32_t>& nodes, int32_t own) {
   int64_t n_foreign = 0;
   int last = 0;
@@ -47,7 +48,7 @@ void tasks_go_to_workers_of_their_node_first(void**) {
     uint32_t random = static_cast<uint32_t>(round) * 2654435761u;
     for (int32_t& node : nodes) node = static_cast<int32_t>((random = random * 1664525u + 1013904223u) >> 31);
     if (round % 10 == 0) std::fill(nodes.begin(), nodes.end(), 1);
-    if (round % 10 == 1) std::fill(nodes.begin(), nodes.end(), -3);  // no such node: anybody's
+    if (round % 10 == 1) std::fill(nodes.begin(), nodes.end(), -3);  // no such node: for any worker
     if (round % 10 == 2) std::fill(nodes.begin(), nodes.begin() + n_tasks / 2, 2);
     if (round % 10 == 3) std::fill(nodes.begin(), nodes.begin() + n_tasks / 3, kAllNodes);
     Tally tally(n_tasks, 4);
@@ -61,7 +62,7 @@ void tasks_go_to_workers_of_their_node_first(void**) {
   assert_true(n_foreign > 0);
   Meeting meeting(4);
   const int32_t all_on_one[4] = {1, 1, 1, 1};
-  pool->run(4, Meeting::task, &meeting, all_on_one);  // also the workers of node 0 come
+  pool->run(4, Meeting::task, &meeting, all_on_one);  // the workers of node 0 take tasks as well
   assert_int_equal(meeting.n_here.load(), 4);
 }
 
@@ -81,7 +82,7 @@ void the_caller_is_where_it_runs(void**) {
     tally.assert_each_once();
     check_order(tally.order[0], nodes, node);
   }
-  for (const int cpu : {-1, 4, 1 << 20}) {  // none of the machine's
+  for (const int cpu : {-1, 4, 1 << 20}) {  // CPUs that the machine does not have
     cpu_of_caller = cpu;
     Tally tally(60, 2);
     pool->run(60, Tally::task, &tally, nodes.data());
@@ -89,7 +90,7 @@ void the_caller_is_where_it_runs(void**) {
   }
 }
 
-// Threads that the system moves about have no node: tasks are taken in their order.
+// Threads that the system may move have no node. They take tasks in order.
 void nobody_prefers_a_node_unless_all_are_bound(void**) {
   PoolSeams failing = bound_on_machine("numa:2 core:2 pu:1");
   failing.bind_this_thread = [](const Seat& seat) { return seat.cpu == 1 ? EPERM : 0; };

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// The worker pool: each task once, whoever calls and however many workers there are, and nothing of the caller's changed.
+// The worker pool runs each task once, for any caller and number of workers, and changes nothing of the caller's.
 //
-// Most tests run on the machine at hand, with more workers than CPUs where need be (those sleep instead of spinning);
-// a meeting, where every task waits for all others, proves that every worker comes when there is work for it.
+// Most tests run on this machine, if needed with more workers than CPUs (such workers sleep instead of spinning). In a
+// meeting every task waits for all others, which proves that every worker comes when there is work for it.
 #include <fcntl.h>
 #include <omp.h>
 #include <pthread.h>
@@ -79,7 +79,7 @@ void every_worker_comes(void**) {
   for (int32_t n_threads = 1; n_threads <= 8; ++n_threads) {
     const auto pool = make_pool(n_threads);
     for (int i = 0; i < 50; ++i) meet(pool.get());
-    sleep_ms(5);  // all asleep
+    sleep_ms(5);  // all workers asleep
     meet(pool.get());
     pool->wake();
     meet(pool.get());
@@ -124,7 +124,8 @@ int64_t process_cpu_ms() {
   return now.tv_sec * 1000 + now.tv_nsec / 1'000'000;
 }
 
-// The least of some stretches of 200 ms: who is idle takes no more in any of them, and others may disturb one.
+// Returns the least CPU time of some stretches of 200 ms. An idle pool takes no more than this, while other processes may
+// disturb a stretch.
 int64_t cpu_ms_while_idle(int64_t enough) {
   int64_t least = INT64_MAX;
   for (int i = 0; i < 8 && least >= enough; ++i) {
@@ -137,7 +138,7 @@ int64_t cpu_ms_while_idle(int64_t enough) {
 }
 constexpr int64_t kSleptMs = 10;
 
-// How often a thread has gone to sleep; not counted is that it had to wait for a core.
+// Returns how often a thread has gone to sleep. Waiting for a core does not count.
 int64_t n_sleeps(pid_t thread) {
   std::ifstream status("/proc/self/task/" + std::to_string(thread) + "/status");
   const std::string name = "voluntary_ctxt_switches:";
@@ -151,9 +152,9 @@ int64_t steady_us() {
   return std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-// After rounds half a millisecond apart, as the layers of a step come: the share of them after which the worker has gone to
-// sleep. Counted are those whose next one could come within the millisecond for which a worker that is kept awake looks for
-// it, however long it waits for a core meanwhile.
+// Makes rounds half a millisecond apart, like the layers of a step, and returns the share after which the worker has gone
+// to sleep. Only rounds count whose next round could come within the millisecond for which an awake worker looks for it.
+// Time that the worker waits for a core does not matter.
 double share_of_sleeps(Pool& pool, pid_t worker) {
   constexpr int64_t kAwakeUs = 1000, kMostUs = 60'000'000;
   constexpr int kRounds = 200;
@@ -173,8 +174,9 @@ double share_of_sleeps(Pool& pool, pid_t worker) {
   return static_cast<double>(n_slept) / kRounds;
 }
 
-// A stopped process counts as one that sleeps, and a worker that has to wait for a core does not get to sleep in time: of
-// one that is kept awake hardly any round is counted, of another nearly all, on a busy machine some of one stretch.
+// A stopped process counts as asleep, and a worker that waits for a core goes to sleep late. A worker that is kept awake
+// sleeps after hardly any counted round. Any other worker sleeps after nearly all, or on a busy machine after some rounds
+// of one stretch.
 constexpr double kSome = 0.1;
 
 void expect_awake(Pool& pool, pid_t worker) { assert_true(share_of_sleeps(pool, worker) <= kSome); }
@@ -187,7 +189,7 @@ void expect_asleep(Pool& pool, pid_t worker) {
 
 void wake_keeps_workers_spinning_until_rest(void**) {
   const bool may_spin = !nlohmann::json::parse(make_pool(2)->report())["oversubscribed"].get<bool>();
-  if (!may_spin || tandem::test::one_in() > 1) skip();  // slow ones spin otherwise
+  if (!may_spin || tandem::test::one_in() > 1) skip();  // slow workers spin otherwise
   const auto pool = make_pool(2);
   pid_t threads[2] = {};
   meet(
@@ -196,7 +198,7 @@ void wake_keeps_workers_spinning_until_rest(void**) {
   assert_true(cpu_ms_while_idle(kSleptMs) < kSleptMs);
   expect_asleep(*pool, worker);
   pool->wake();
-  assert_true(cpu_ms_while_idle(kSleptMs) < kSleptMs);  // nothing came: the cores are the caller's
+  assert_true(cpu_ms_while_idle(kSleptMs) < kSleptMs);  // no work came, so the cores belong to the caller again
   expect_awake(*pool, worker);
   pool->wake();
   pool->rest();
@@ -206,7 +208,7 @@ void wake_keeps_workers_spinning_until_rest(void**) {
   pool->rest();  // without its wake()
   pool->wake();
   expect_awake(*pool, worker);
-  assert_true(cpu_ms_while_idle(kSleptMs) < kSleptMs);  // a rest() that never comes does not spin for ever
+  assert_true(cpu_ms_while_idle(kSleptMs) < kSleptMs);  // without a rest() the workers do not spin forever
   meet(pool.get());
   pool->rest();
 }
@@ -230,9 +232,9 @@ int64_t n_threads_of_process() {
   return n;
 }
 
-int64_t n_threads_at_start = 0;  // of the program, before it had any pool
+int64_t n_threads_at_start = 0;  // threads of the program before its first pool
 
-// A joined thread lingers in /proc for a while.
+// A joined thread stays in /proc for a while.
 void expect_threads(int64_t n) {
   for (int i = 0; i < 60'000 && n_threads_of_process() != n; ++i) sleep_ms(1);
   assert_int_equal(n_threads_of_process(), n);
@@ -243,7 +245,7 @@ int32_t failing_start = 0;
 
 int fail_nth_start(pthread_t* thread, void* (*body)(void*), void* argument) {
   if (++n_starts == failing_start) {
-    std::memset(thread, 0x5a, sizeof *thread);  // undefined after a failure: nobody may join it
+    std::memset(thread, 0x5a, sizeof *thread);  // undefined after a failure, so pthread_join() must not be called
     return EAGAIN;
   }
   return pthread_create(thread, nullptr, body, argument);
@@ -263,7 +265,7 @@ void a_thread_that_does_not_start_leaves_nothing_behind(void**) {
     expect_threads(n_threads_at_start);
   }
   n_starts = 0;
-  const auto pool = make_pool(6);  // the sixth start is never asked for
+  const auto pool = make_pool(6);  // starts five threads, so the sixth start never fails
   tandem::cpu::set_start_thread(nullptr);
   expect_threads(n_threads_at_start + 5);
   meet(pool.get());
@@ -330,7 +332,7 @@ void workers_are_named_bound_and_deaf_to_signals(void**) {
     for (int signal : {SIGINT, SIGTERM, SIGCHLD, SIGUSR1, SIGPROF}) assert_true(sigismember(&seen[i].signals, signal));
     assert_false(sigismember(&seen[i].signals, SIGSEGV));
     assert_int_equal(report["workers"][i]["bound"].get<bool>(), report["this_system"].get<bool>());
-    if (!report["this_system"].get<bool>()) continue;  // named by hwloc's environment variables
+    if (!report["this_system"].get<bool>()) continue;  // the topology comes from hwloc's environment variables
     assert_int_equal(CPU_COUNT(&seen[i].cpus), 1);
     assert_true(CPU_ISSET(report["workers"][i]["cpu"].get<int>(), &seen[i].cpus));
     assert_false(CPU_ISSET(report["workers"][0]["cpu"].get<int>(), &seen[i].cpus));
@@ -386,7 +388,7 @@ void a_hundred_thousand_runs_allocate_nothing(void**) {
 
 void pools_end_in_every_state(void**) {
   for (int32_t n_threads : {1, 2, 6}) {
-    for (int i = 0; i < 20; ++i) make_pool(n_threads);  // hardly started
+    for (int i = 0; i < 20; ++i) make_pool(n_threads);  // threads have hardly started
     auto pool = make_pool(n_threads);
     sleep_ms(5);
     pool.reset();  // asleep
@@ -440,7 +442,7 @@ void sized_by_cores_and_quota(void**) {
   std::filesystem::remove_all(folder);
 }
 
-// A CPU is left to each of the others, where there is one beside the workers' anyway or there are enough.
+// Leaves a CPU to each other thread if there are CPUs beside those of the workers, or if there are enough CPUs.
 void leaves_room_for_others(void**) {
   const auto check = [](const char* machine, int32_t n_threads, int32_t n_workers, int32_t n_left) {
     std::unique_ptr<Pool> pool;
@@ -449,7 +451,7 @@ void leaves_room_for_others(void**) {
     assert_int_equal(nlohmann::json::parse(pool->report())["n_left_cpus"].get<int>(), n_left);
   };
   check("numa:1 core:16 pu:1", 0, 15, 1);
-  check("numa:1 core:16 pu:2", 0, 16, 1);  // the other half of a core will do
+  check("numa:1 core:16 pu:2", 0, 16, 1);  // the other half of a core is enough
   check("numa:1 core:4 pu:1", 0, 3, 1);
   check("numa:1 core:3 pu:1", 0, 3, 0);
   check("numa:1 core:1 pu:1", 0, 1, 0);
@@ -468,7 +470,7 @@ void who_keeps_clear_is_where_no_worker_is(void**) {
   }).join();
   assert_true(CPU_ISSET(report["workers"][0]["cpu"].get<int>(), &clear));
   for (int32_t i = 1; i < pool->n_workers(); ++i) assert_false(CPU_ISSET(report["workers"][i]["cpu"].get<int>(), &clear));
-  std::unique_ptr<Pool> loose;  // nobody is in the way
+  std::unique_ptr<Pool> loose;  // its workers are not bound, so every CPU is clear
   assert_true(Pool::create({2, 50'000, false}, &loose).ok());
   std::thread([&] {
     loose->keep_clear();
@@ -477,10 +479,10 @@ void who_keeps_clear_is_where_no_worker_is(void**) {
   assert_true(CPU_EQUAL(&clear, &before));
 }
 
-// Work of which one worker, or every one, throws when all have come; the others go on for a while.
+// Work in which one worker, or every worker, throws after all have come. The other workers continue for a while.
 struct Throwing {
   std::atomic<int32_t> n_here{0}, n_inside{0};
-  int32_t n_expected = 0, thrower = 0;  // -1: all
+  int32_t n_expected = 0, thrower = 0;  // thrower -1: all
 
   static void work(void* self, TaskSource& tasks, int32_t worker) {
     Throwing& call = *static_cast<Throwing*>(self);
@@ -489,7 +491,7 @@ struct Throwing {
       explicit Inside(std::atomic<int32_t>& count) : n(count) { ++n; }
       ~Inside() { --n; }
     } const inside(call.n_inside);
-    if (tasks.next() < 0) return;  // a sleeper that comes late
+    if (tasks.next() < 0) return;  // a sleeping worker that comes late
     ++call.n_here;
     while (call.n_here.load() < call.n_expected) sched_yield();
     if (call.thrower < 0 || worker == call.thrower) throw std::bad_alloc();
@@ -498,7 +500,8 @@ struct Throwing {
   }
 };
 
-// The caller gets it when nobody is in the work any more, whose context may be gone then, and the next round is as ever.
+// The caller gets the exception after all workers have left the work, because the context may be gone afterwards. The next
+// round works as usual.
 void what_work_throws_reaches_the_caller(void**) {
   for (int32_t n_threads = 1; n_threads <= 4; ++n_threads) {
     const auto pool = make_pool(n_threads);
@@ -515,7 +518,7 @@ void what_work_throws_reaches_the_caller(void**) {
         }
         assert_true(has_thrown);
         assert_int_equal(call.n_inside.load(), 0);
-        if (round % 5 == 4) sleep_ms(2);  // all asleep
+        if (round % 5 == 4) sleep_ms(2);  // all workers asleep
       }
       Tally tally(100, n_threads);
       pool->run(100, Tally::task, &tally);
@@ -543,7 +546,7 @@ void report_says_where_everyone_is(void**) {
     assert_int_equal(worker["core"].get<int>(), cpus[i] / 2);
     assert_int_equal(worker["node"].get<int>(), nodes[i]);
     assert_int_equal(worker["caller"].get<bool>(), i == 0);
-    assert_false(worker["bound"].get<bool>());  // not this machine
+    assert_false(worker["bound"].get<bool>());  // not the real machine
     if (i > 0) assert_int_equal(worker["bind_errno"].get<int>(), ENOTSUP);
   }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Products of tiles, by our kernels of every instruction set and by oneDNN, against sums in double precision.
+// Compares products of tiles, by our kernels of every instruction set and by oneDNN, with sums in double precision.
 #include <bit>
 #include <cmath>
 #include <random>
@@ -14,7 +14,7 @@
 namespace tandem::test {
 namespace {
 
-// Of the instruction sets that this processor has.
+// Returns the kernels of the instruction sets that this processor has.
 std::vector<const cpu::SoftmaxTileKernels*> all_kernels() {
   std::vector<const cpu::SoftmaxTileKernels*> found;
   for (int32_t i = 0; cpu_isa_name(i) != nullptr; ++i) {
@@ -26,8 +26,8 @@ std::vector<const cpu::SoftmaxTileKernels*> all_kernels() {
 
 float bf16_of(uint16_t bits) { return std::bit_cast<float>(uint32_t{bits} << 16); }
 
-// One product against sums in double precision. Rows of b lie as they are, or in panels; a's and c's are longer than the
-// product and what lies between them is NaN, or stays.
+// Compares one product with sums in double precision. Rows of b are plain or in panels. Rows of a and c are longer than the
+// product. The elements between the rows are NaN in a and must stay unchanged in c.
 void check_product(const cpu::SoftmaxTileKernels& kernels, int64_t m, int64_t n, int64_t k, bool bf16, bool accumulate) {
   std::mt19937 random(static_cast<uint32_t>(m * 31 + n * 7 + k));
   std::normal_distribution<float> normal;
@@ -48,7 +48,7 @@ void check_product(const cpu::SoftmaxTileKernels& kernels, int64_t m, int64_t n,
            static_cast<double>(bf16_of(static_cast<uint16_t>(xs >> 16))) *
                static_cast<double>(bf16_of(static_cast<uint16_t>(ys >> 16)));
   };
-  if (bf16)  // the lower halves are bf16 as well, not any bits
+  if (bf16)  // the lower halves must be bf16 numbers as well, not arbitrary bits
     for (std::vector<float>* words : {&a, &b, &columns})
       for (float& x : *words) {
         const uint32_t upper = std::bit_cast<uint32_t>(x) >> 16;
@@ -97,7 +97,7 @@ void test_products(void**) {
   }
 }
 
-// Two bf16 of a column become a word.
+// Two bf16 numbers of a column become one word.
 void test_pairs(void**) {
   for (const cpu::SoftmaxTileKernels* kernels : all_kernels()) {
     std::vector<uint16_t> rows(8 * 100);
@@ -111,7 +111,7 @@ void test_pairs(void**) {
   }
 }
 
-// b as it lies and transposed, into rows with gaps, which stay.
+// Multiplies by b and by b transposed, into rows with gaps. The gaps must stay unchanged.
 void test_sgemm(void**) {
   assert_true(cpu::prepare_sgemm().ok());
   std::mt19937 random(7);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The kernels around attention: merge, exp and tanh, conversions, moving average, read_sum; each instruction set.
+// The kernels around attention, for each instruction set: merge, exp and tanh, conversions, moving average, read_sum.
 
 #include <algorithm>
 #include <bit>
@@ -122,7 +122,7 @@ void rounds_to_nearest_even(void**) {
       for (uint64_t bits = 0; bits < uint64_t{1} << 32; bits += 2039)
         from.push_back(std::bit_cast<float>(static_cast<uint32_t>(bits)));
       check_rounding(table, dtype, from);
-      from.clear();  // every tie and its neighbours
+      from.clear();  // every tie and the numbers next to it
       for (uint32_t half = 0; half < 65536; ++half) {
         const auto bits = static_cast<uint16_t>(half);
         const auto value = static_cast<float>(reference::load(dtype, &bits));
@@ -139,8 +139,8 @@ void rounds_to_nearest_even(void**) {
   });
 }
 
-// What q4_64 promises, by its definition in double precision: a number is off by half a scale, or, at the ends, by what the
-// rounding of scale and minimum leaves uncovered.
+// Returns the error bound of q4_64 by its definition in double precision: half a scale or, at the ends of the range, the
+// part that the rounding of scale and minimum leaves uncovered.
 double bound_of_q4_64(const float* x, int64_t n, double scale, double minimum) {
   const auto range = std::minmax_element(x, x + n);
   const double min = static_cast<double>(*range.first), max = static_cast<double>(*range.second);
@@ -177,7 +177,8 @@ void check_q4_64_row(const cpu::KernelTable& table, const std::vector<float>& x)
   }
 }
 
-// Ranges and minima of every ratio, from f16's subnormals up, rows that end within a group, equal numbers.
+// Ranges and minima of every ratio, starting with f16's subnormals, also with rows that end within a group and with equal
+// numbers.
 void q4_64_stays_within_its_bound(void**) {
   each_isa([](const cpu::KernelTable& table) {
     Random random{31};
@@ -192,7 +193,8 @@ void q4_64_stays_within_its_bound(void**) {
   });
 }
 
-// A number of a group: anything, a place between two codes where the largest is 127, a zero of either sign, or next to none.
+// Returns a number of a group: any number, one between two codes where the largest is 127, a zero of either sign, or a tiny
+// number.
 float number_of_group(Random& random, int64_t kind) {
   const double sign = random.below(2) == 0 ? -1.0 : 1.0;
   if (kind == 0) return static_cast<float>(random.normal());
@@ -223,7 +225,7 @@ void check_groups(const cpu::KernelTable& table, int32_t dtype, const std::vecto
                want_codes[i]);
 }
 
-// Codes and scales bit for bit, rows that end within a group too.
+// Compares codes and scales bit for bit, also in rows that end within a group.
 void groups_round_as_their_definition(void**) {
   each_isa([](const cpu::KernelTable& table) {
     Random random{47};
@@ -239,7 +241,7 @@ void groups_round_as_their_definition(void**) {
   });
 }
 
-// Every 61st number: all exponents, and every pattern of the bits that are rounded away.
+// Tests every 61st number, which covers all exponents and every pattern of the bits that are rounded away.
 void f32_rounds_everywhere(void**) {
   constexpr uint64_t kStep = 61;
   for (const int32_t dtype : {TANDEM_F16, TANDEM_BF16, TANDEM_E4M3}) {
@@ -253,7 +255,7 @@ void f32_rounds_everywhere(void**) {
   }
 }
 
-// Random states, some empty, some far apart, against double precision.
+// Compares random states, some empty, some far apart, with double precision.
 void merge_matches(void**) {
   each_isa([](const cpu::KernelTable& table) {
     Random random{99};
@@ -320,7 +322,7 @@ void merge_extremes(void**) {
     MergeJob job;
     job.n_rows = 1, job.head_dim = 3, job.n_states = 2, job.o = o_at, job.lse = lse_at, job.o_out = o_out,
     job.lse_out = &lse_out;
-    lse[0] = 3.25f, lse[1] = -INFINITY;  // alone: bit for bit
+    lse[0] = 3.25f, lse[1] = -INFINITY;  // a single state is copied bit for bit
     table.merge(job, 0, 1);
     assert_true(o_out[0] == 1 && o_out[1] == 2 && o_out[2] == 3 && lse_out == 3.25f);
     lse[0] = 0.0f, lse[1] = 1e30f;

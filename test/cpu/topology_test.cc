@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Which CPU each worker gets, on synthetic machines and on this one.
+// The CPU of each worker, on synthetic machines and on this one.
 #include "cpu/topology.h"
 
 #include <errno.h>
@@ -58,7 +58,7 @@ void a_cpuset_restricts(void**) {
   const auto topology = load("pack:1 core:4 pu:2", "1-3,6");
   assert_cpus(*topology, {1, 2, 6, 3});
   assert_int_equal(topology->n_cores(), 3);
-  assert_int_equal(topology->seats()[0].smt, 0);  // the first CPU of its core that is allowed
+  assert_int_equal(topology->seats()[0].smt, 0);  // the first allowed CPU of its core
   assert_int_equal(topology->seats()[3].smt, 1);
   assert_string_equal(topology->allowed_list().c_str(), "1-3,6");
 }
@@ -129,7 +129,7 @@ void a_recorded_machine_is_honoured(void**) {
   const auto topology = load("");
   unsetenv("HWLOC_XMLFILE");
   unlink(path);
-  assert_cpus(*topology, {0, 3, 2});  // CPU 1 is not allowed; siblings are 0 and 2, 1 and 3
+  assert_cpus(*topology, {0, 3, 2});  // CPU 1 is not allowed. 0 and 2 are siblings, and so are 1 and 3.
   assert_int_equal(topology->n_cores(), 2);
 }
 
@@ -173,7 +173,7 @@ void binding_memory_keeps_its_content(void**) {
   assert_true(error == 0 || error == ENOSYS || error == EPERM);
   assert_int_equal(topology->bind_memory(data.data() + 5, static_cast<int64_t>(data.size()) - 9, tandem::kAllNodes), error);
   for (size_t i = 0; i < data.size(); ++i) assert_int_equal(data[i], static_cast<unsigned char>(i * 7));
-  assert_int_equal(topology->bind_memory(data.data() + 1, 16, 0), 0);  // no whole page inside
+  assert_int_equal(topology->bind_memory(data.data() + 1, 16, 0), 0);  // contains no whole page
   assert_int_equal(topology->bind_memory(data.data(), 1 << 20, -2), EINVAL);
   assert_int_equal(topology->bind_memory(data.data(), 1 << 20, topology->n_nodes()), EINVAL);
   assert_int_equal(topology->bind_memory(data.data(), -1, 0), EINVAL);

@@ -1,8 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
 # weak_symbols.sh nm object...
-# Fails when an object compiled for one instruction set defines a weak function outside that set's namespace (hwy's and
-# ours are called N_AVX3 and so on): the linker keeps one copy for everybody, and it might be this one.
+# Fails when an object compiled for one instruction set defines a weak function outside that set's namespace (hwy's and ours
+# are called N_AVX3 and so on). The linker keeps one copy for all callers, which might be the copy for this instruction set.
 nm=$1
 shift
 [ $# -gt 0 ] || { echo "no objects"; exit 1; }

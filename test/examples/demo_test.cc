@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// tandem-demo runs, its figures hang together, and its picture is a picture.
+// Runs tandem-demo and checks that its figures are consistent and its picture is valid.
 #include <stdlib.h>
 
 #include <filesystem>
@@ -21,7 +21,7 @@ Json run_demo(std::vector<std::string> args) {
   if (args[1] != "--passkey" && args[1] != "--numbers") args.insert(args.end(), {"--pictures", folder});
   const CommandResult result = run_command(args);
   if (result.exit_code != 0) STOP_TEST("exit code %d: %s", result.exit_code, result.err.c_str());
-  return Json::parse(result.out);  // nothing else is on stdout
+  return Json::parse(result.out);  // stdout has nothing else
 }
 
 void check_picture(const char* name) {
@@ -33,7 +33,7 @@ void check_picture(const char* name) {
   assert_true(png.size() > 10000 && png.compare(0, 8, "\x89PNG\r\n\x1a\n") == 0);
 }
 
-// A window over half of the text: everything that dense finds, hgca finds, and it reads less.
+// With a window over half of the text, hgca finds every fact that dense finds, and reads less.
 void facts_are_found_side_by_side(void**) {
   const Json json = run_demo({"--context", "2048", "--window", "1536", "--beta", "0.05", "--decode", "64"});
   assert_int_equal(json["all"]["asked"].get<int>(), 6);
@@ -53,7 +53,7 @@ void pass_keys_are_found(void**) {
 void numbers_are_found(void**) {
   const Json json = run_demo({"--numbers", "4", "--context", "2048", "--policies", "all,streaming", "--window", "256"});
   assert_int_equal(json["all"]["right"].get<int>(), 4);
-  // A decode step that sees no more than sinks and window cannot read four numbers out of 2,048 bytes.
+  // A decode step that sees only sinks and window cannot read four numbers out of 2,048 bytes.
   assert_true(json["streaming"]["right"].get<int>() < 4);
 }
 
@@ -62,13 +62,13 @@ void curve_has_its_points(void**) {
                               "2048", "--decode", "64", "--betas", "0.5,2", "--windows", "10,50"});
   assert_int_equal(json.size(), 5);
   assert_true(json[0]["kv_read_share"].get<double>() == 1.0);
-  // A larger beta reads less; so does a smaller window.
+  // A larger beta reads less, and so does a smaller window.
   assert_true(json[2]["kv_read_share"].get<double>() < json[1]["kv_read_share"].get<double>());
   assert_true(json[2]["kv_read_share"].get<double>() < json[4]["kv_read_share"].get<double>());
   check_picture("curve.png");
 }
 
-// Codes take less than f16 and say nearly the same. Bytes: 6 layers of 2 KV heads of 64.
+// Codes take fewer bytes than f16 and give nearly the same answers. Bytes: 6 layers of 2 KV heads of 64.
 void a_pair_of_types_costs_little(void**) {
   const CommandResult result =
       run_command({TANDEM_DEMO_PROGRAM, "--loss", TANDEM_EXAMPLES_DIRECTORY "/data/haystack.txt", "--offset", "0",
@@ -89,7 +89,7 @@ void a_pair_of_types_costs_little(void**) {
   assert_true(bits > 1 && bits < 2 && change != 0 && change > -0.01 && change < 0.01);
 }
 
-// A window of nothing is a window all the same: only the first row is dense.
+// A window of 0 tokens is a window: only the first row is dense.
 void a_window_of_nothing_is_no_dense_row(void**) {
   const Json json = run_demo({"--curve", TANDEM_EXAMPLES_DIRECTORY "/data/haystack.txt", "--offset", "0", "--context",
                               "2048", "--decode", "16", "--betas", "1", "--windows", "0"});
@@ -104,7 +104,7 @@ void a_window_of_nothing_is_no_dense_row(void**) {
   assert_true(dense != std::string::npos && result.out.find("\ndense ", dense + 1) == std::string::npos);
 }
 
-// Built without Cairo: that there is no picture is said, but not where the JSON goes.
+// Built without Cairo, the program reports the missing picture, but not where it writes the JSON.
 void a_missing_picture_is_no_part_of_the_json(void**) {
   const std::string text = TANDEM_EXAMPLES_DIRECTORY "/data/haystack.txt";
   const std::vector<std::vector<std::string>> ways = {
@@ -120,16 +120,16 @@ void a_missing_picture_is_no_part_of_the_json(void**) {
   }
 }
 
-// Refused before anything is computed or printed.
+// Bad input is refused before the program computes or prints anything.
 void bad_input_is_named(void**) {
   const std::string text = TANDEM_EXAMPLES_DIRECTORY "/data/haystack.txt";
   const struct {
     std::vector<std::string> args, named;
-    int exit_code = 2;  // 1: the command line is right, and a file or the model says no
+    int exit_code = 2;  // 1: the command line is valid, but a file or the model is not
   } kBad[] = {
       {{"--context", "16385"}, {"--context", "16385", "max_position_embeddings", "16384"}, 1},
       {{"--passkey", "2", "--context", "20000"}, {"--context", "20000", "max_position_embeddings"}, 1},
-#ifdef TANDEM_TEST_PICTURES  // without Cairo nothing is written there
+#ifdef TANDEM_TEST_PICTURES  // without Cairo the program writes no pictures
       {{"--pictures", "/dev/null/pictures"}, {"--pictures", "/dev/null/pictures"}, 1},
       {{"--pictures", text}, {"--pictures", text}, 1},
       {{"--curve", text, "--pictures", "/dev/null/pictures"}, {"--pictures", "/dev/null/pictures"}, 1},

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// tandem-generate as a user meets it: bad input ends in one line that names it, and a pass key is found.
+// tandem-generate from a user's view: bad input gives one line that names it, and a pass key is found.
 #include <stdlib.h>
 #include <string.h>
 
@@ -27,11 +27,11 @@ CommandResult generate_with(std::vector<std::string> args) {
 }
 
 struct BadInput {
-  std::vector<std::string> base;  // a command that works, or lacks what the case is about
+  std::vector<std::string> base;  // a command that works, or lacks the flag of the case
   std::vector<std::string> added;
-  std::vector<const char*> named;  // words that the message must have
-  int exit_code = 2;      // 1: not the command line is wrong, but what a file, the library or the machine says of it
-  bool is_extra = false;  // flags that are there stay
+  std::vector<const char*> named;  // words that the message must contain
+  int exit_code = 2;               // 1: an error of a file, the library or the machine, not of the command line
+  bool is_extra = false;           // existing flags stay
 };
 
 std::vector<std::string> plus(std::vector<std::string> args, const std::vector<std::string>& added) {
@@ -186,7 +186,7 @@ void bad_input_is_named(void**) {
   }
 }
 
-// Nothing falls back to the CPU: what is missing is said.
+// A missing device is an error that names it. Nothing falls back to the CPU.
 void a_device_that_is_not_there_is_refused(void**) {
   for (const char* program : {TANDEM_GENERATE_PROGRAM, TANDEM_DEMO_PROGRAM}) {
     const CommandResult result =
@@ -215,7 +215,7 @@ void help_lists_the_flags(void**) {
     assert_non_null(strstr(result.out.c_str(), flag));
 }
 
-// A pass key in 2,048 bytes, as the golden figures have it, under every policy that may see it.
+// Finds a pass key in 2,048 bytes, like the golden figures, under every policy that can see it.
 void pass_key_is_found(void**) {
   std::string source;
   assert_false(static_cast<bool>(generate::read_text_file(kText, &source)));
@@ -249,7 +249,7 @@ void pass_key_is_found(void**) {
   }
 }
 
-// A model whose last norm is NaN, and so all logits: an error, not bytes.
+// A model whose last norm is NaN gives NaN logits. The program must fail and print no bytes.
 void logits_that_are_no_numbers_are_refused(void**) {
   char folder[] = "/tmp/tandem-cli-test-XXXXXX";
   assert_non_null(mkdtemp(folder));
@@ -278,7 +278,7 @@ void logits_that_are_no_numbers_are_refused(void**) {
   std::filesystem::remove_all(directory);
 }
 
-// A text longer than what the model was made for is refused, unless its queries see no key further away than that.
+// A text longer than the model's limit is refused, unless its queries see no key beyond that distance.
 void a_largest_distance_takes_longer_texts(void**) {
   char name[] = "/tmp/tandem_generate_XXXXXX";
   const std::string folder = mkdtemp(name), patterns = folder + "/patterns.json";
@@ -307,7 +307,7 @@ void a_largest_distance_takes_longer_texts(void**) {
   std::filesystem::remove_all(folder);
 }
 
-// A stdout that takes nothing ends the decoding at once: the line about the finished decode is not there.
+// A stdout that accepts no bytes ends the decoding at once, before the line about the finished decode.
 void a_closed_stdout_ends_it(void**) {
   const std::string program = std::string(TANDEM_GENERATE_PROGRAM) + " --model " + kModel + " --prompt a --n-predict 100";
   for (const char* way : {" >/dev/full", " --json >/dev/full", " --help >/dev/full"}) {
@@ -318,7 +318,7 @@ void a_closed_stdout_ends_it(void**) {
   }
 }
 
-// What a byte of f32 keys and values costs is known: 6 layers, 2 KV heads, 64 dims, K and V.
+// The bytes of f32 keys and values are known: 6 layers, 2 KV heads, 64 dims, K and V.
 void bytes_read_are_counted(void**) {
   const CommandResult result = generate_with(
       {"--model", kModel, "--score", kText, "--context", "256", "--decode-last", "32", "--kv-type", "f32", "--json"});
@@ -335,7 +335,7 @@ void sampling_follows_the_seed(void**) {
     const CommandResult result = generate_with(
         {"--model", kModel, "--prompt", "It was ", "--n-predict", "40", "--temperature", "1", "--seed", seed, "--progress"});
     assert_int_equal(result.exit_code, 0);
-    assert_non_null(strstr(result.err.c_str(), "prefill ["));  // the progress bar, asked for
+    assert_non_null(strstr(result.err.c_str(), "prefill ["));  // the requested progress bar
     return result.out;
   };
   const std::string first = sample("1");
@@ -343,7 +343,7 @@ void sampling_follows_the_seed(void**) {
   assert_true(first != sample("2"));
 }
 
-// A GPU that prunes has room for as many tokens as there will be; nobody else's window changes.
+// On a GPU that prunes, the window has room for all tokens of the run. Other windows do not change.
 void windows_have_all_keys_where_a_gpu_prunes(void**) {
   using namespace generate;
   EngineOptions cpu, gpu;
@@ -351,7 +351,7 @@ void windows_have_all_keys_where_a_gpu_prunes(void**) {
   PolicyOptions pruned, dense;
   pruned.policy = "hip";
   assert_int_equal(window_of(gpu, pruned, 16384), 16384);
-  assert_int_equal(window_of(gpu, pruned, 0), -1);  // the library's, where nobody knows
+  assert_int_equal(window_of(gpu, pruned, 0), -1);  // the library's default, if the length is unknown
   assert_int_equal(window_of(cpu, pruned, 16384), -1);
   assert_int_equal(window_of(gpu, dense, 16384), -1);
   pruned.window_tokens = 1024;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Model files as an attacker or a broken download leaves them: every one is refused by a message that names file and field,
-// and none is read out of bounds (the sanitizer build runs this as well).
+// Model files from an attacker or a broken download. Each must be refused by a message that names file and field, and none
+// may be read out of bounds (the sanitizer build runs this test as well).
 #include <stdlib.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -116,7 +116,7 @@ std::string header_of(const std::vector<std::tuple<std::string, int, int>>& tens
   return out + "}";
 }
 
-// What the format's reference implementation refuses: keys twice, tensors that overlap, bytes that belong to no tensor.
+// Refuses the same files as the format's reference implementation: repeated keys, overlapping tensors, bytes of no tensor.
 void tensors_cover_the_data_once(void**) {
   const std::string data(64, 'x');
   expect_bad_file("a name twice", with_length(header_of({{"a", 0, 32}, {"b", 32, 64}, {"a", 0, 32}}), data),
@@ -149,7 +149,7 @@ void tensors_cover_the_data_once(void**) {
   }
 }
 
-// A message stays a line that can be read, however long the text in the file is.
+// A message stays one readable line, however long the text in the file is.
 void long_texts_are_cut(void**) {
   const std::string letters(100000, 'L'), accents = [] {
     std::string text;
@@ -189,7 +189,7 @@ void other_kinds_of_files_are_refused(void**) {
   expect_refusal(files.open_file(folder + "/absent"), "an absent file", {"absent"});
 }
 
-// A copy of pico in which single things are changed.
+// Opens a copy of pico with single changes.
 Failure open_model() {
   Runtime runtime;
   EngineOptions options;
@@ -262,7 +262,7 @@ void bad_configurations_are_refused(void**) {
   expect_refusal(open_model(), "deep config", {"config.json", "model_type"});
 }
 
-// Opening a pipe waits for a writer who never comes: the alarm ends a test that does.
+// Opening a pipe waits forever for a writer. The alarm ends a test that does so.
 void pipes_are_refused(void**) {
   alarm(60);
   for (const char* name : {"config.json", "model.safetensors", "model.safetensors.index.json"}) {
@@ -276,7 +276,7 @@ void pipes_are_refused(void**) {
   alarm(0);
 }
 
-// Settings that change nothing are no reason to refuse a model.
+// Settings without effect are accepted.
 void plain_rotations_are_accepted(void**) {
   for (const Json& rope : {Json{{"rope_type", "default"}}, Json{{"type", "default"}, {"factor", nullptr}},
                            Json{{"partial_rotary_factor", 1.0}, {"rope_theta", 1e5}}}) {
@@ -292,7 +292,7 @@ void plain_rotations_are_accepted(void**) {
   }
 }
 
-// The length that config.json gives is the last one that is accepted.
+// The length in config.json is the largest length that is accepted.
 void lengths_beyond_the_models_are_refused(void**) {
   restore_model();
   assert_false(static_cast<bool>(check_length(folder, "--context", 16384)));
@@ -300,7 +300,7 @@ void lengths_beyond_the_models_are_refused(void**) {
                  {"--context", "16385", "max_position_embeddings", "16384", "config.json"});
 }
 
-// Every length at which a download may have stopped, in steps, and right after the header.
+// Truncates the file in steps, and right after the header, like a broken download.
 void truncated_weights_are_refused(void**) {
   restore_model();
   const std::string whole = read_file(kModel + "/model.safetensors");
@@ -313,8 +313,7 @@ void truncated_weights_are_refused(void**) {
   }
 }
 
-// The same weights as f16 or f32, in two files with an index: the logits are those of the one file, and an index that lies
-// is refused.
+// The same weights as f16 or f32, in two files with an index, give the logits of the single file. A wrong index is refused.
 void shards_are_read(void**) {
   restore_model();
   WeightFiles pico;
@@ -362,7 +361,7 @@ void shards_are_read(void**) {
   std::filesystem::remove(folder + "/model.safetensors.index.json");
 }
 
-// f16 by its definition: sign, exponent, fraction, with subnormals, infinities and NaN.
+// f16 is read by its definition: sign, exponent, fraction, with subnormals, infinities and NaN.
 void half_precision_is_read(void**) {
   const uint16_t bits[] = {0x0000, 0x8000, 0x0001, 0x03ff, 0x0400, 0x3c00, 0xc000, 0x7bff, 0x7c00, 0xfc00, 0x3555};
   const float values[] = {0.0f,  -0.0f,    0x1p-24f, 1023 * 0x1p-24f, 0x1p-14f,       1.0f,

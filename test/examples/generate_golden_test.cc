@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// pico on the CPU against its golden values.
+// Compares pico on the CPU with its golden values.
 #include <cstring>
 
 #include "pico_golden.h"
@@ -33,7 +33,7 @@ void prefill_gives_golden_logits(void**) {
   check_prefill(0, "hgca");  // an append attends everything
 }
 
-// The last 32 tokens one at a time, through the other kernels.
+// Decodes the last 32 tokens one at a time, which uses other kernels.
 void decode_gives_golden_logits(void**) {
   const Golden golden;
   for (const int32_t rope : {0, 1}) {
@@ -49,7 +49,7 @@ void decode_gives_golden_logits(void**) {
   }
 }
 
-// The figures of golden.json, and the same text by decode steps: both ways to score must agree.
+// Compares with the figures of golden.json, and with decode steps over the same text. Both ways to score must agree.
 void bits_per_byte_are_golden(void**) {
   if (!has_scored_text()) skip();
   const std::vector<int64_t> contexts = long_texts ? std::vector<int64_t>{8192} : std::vector<int64_t>{2048};

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
-// pico as its tests open it, and what Hugging Face Transformers computed with it in f32 (examples/models/pico/README.md).
-// TANDEM_EXAMPLES_DIRECTORY says where it is. Included after with_cmocka.h's headers are at hand.
+// The model pico as its tests open it, and the f32 results of Hugging Face Transformers for it
+// (examples/models/pico/README.md). TANDEM_EXAMPLES_DIRECTORY names its folder. Include it after the headers of
+// with_cmocka.h.
 #pragma once
 
 #include <algorithm>
@@ -18,14 +19,14 @@ namespace pico {
 using namespace generate;
 
 inline const std::string kModel = TANDEM_EXAMPLES_DIRECTORY "/models/pico";
-inline constexpr double kMostDifference = 2e-3;  // of logits: the order of summation
+inline constexpr double kMostDifference = 2e-3;  // of logits; caused by the order of summation
 inline constexpr double kMostBits = 0.002;       // of bits per byte
 
 inline void require(const Failure& failure) {
   if (failure) STOP_TEST("%s", failure.message.c_str());
 }
 
-// K and V are kept in f32 unless said, so that what is left against the reference is the order of summation.
+// Keeps K and V in f32 by default, so that only the order of summation differs from the reference.
 inline EngineOptions f32_options() {
   EngineOptions options;
   options.model_directory = kModel;
@@ -47,7 +48,7 @@ struct Opened {
 
 struct Golden {
   std::string prompt;         // 1,024 bytes
-  std::vector<float> logits;  // [32, 256] of its last 32
+  std::vector<float> logits;  // [32, 256] of the prompt's last 32 tokens
   Golden() {
     WeightFiles files;
     WeightView view;
@@ -67,7 +68,8 @@ inline double max_difference(const float* logits, const float* golden, int64_t n
   return most;
 }
 
-// The text that the golden figures are of. Tests that have it not skip before anything else: skip() runs no destructors.
+// The text that the golden figures were computed on. Tests without it skip before anything else, because skip() runs no
+// destructors.
 inline bool has_scored_text() {
   const char* folder = std::getenv("TANDEM_TEST_DATA");
   std::string text;
@@ -76,7 +78,7 @@ inline bool has_scored_text() {
   return is_there;
 }
 
-// n bytes of it, and the one after them.
+// Returns the first n bytes of the text and the byte after them.
 inline std::string scored_text(int64_t n) {
   std::string text;
   require(read_text_file(std::string(std::getenv("TANDEM_TEST_DATA")) + "/wikitext2-test.txt", &text));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The pictures of tandem-demo, looked at pixel by pixel where what they must show is known.
+// Checks pixels of tandem-demo's pictures where the right colour is known.
 #include "picture.h"
 
 #include <cairo.h>
@@ -38,7 +38,7 @@ std::string make_path() {
   return name;
 }
 
-// Two heads that keep everything but the token before the window.
+// Two heads that keep every token except the one before the window.
 KeptPicture all_kept(int64_t n_tokens) {
   KeptPicture picture;
   picture.subtitle = "a test";
@@ -54,14 +54,15 @@ KeptPicture all_kept(int64_t n_tokens) {
   return picture;
 }
 
-// Heads that keep all keys have one colour all along, and the bars below one height, however many tokens a pixel has.
+// Heads that keep all keys have one colour everywhere, and the bars below have one height, whatever the number of tokens
+// per pixel.
 void what_is_kept_evenly_looks_even(void**) {
   const std::string path = make_path();
   for (const int64_t n_tokens : {16384, 1301, 2000, 700, 1300}) {
     if (Failure failure = draw_kept(all_kept(n_tokens), path)) STOP_TEST("%s", failure.message.c_str());
     const Image image(path);
     assert_int_equal(image.width(), 1600);
-    // Band 0 is at y = 190, the bars hang from 284 to 344; the window begins at 1,368.
+    // Band 0 is at y = 190 and the bars hang from 284 to 344. The window begins at 1,368.
     for (const int y : {200, 240, 285, 340})
       for (int x = 155; x < 1360; ++x)
         if (image.at(x, y) != image.at(154, y))
@@ -71,13 +72,13 @@ void what_is_kept_evenly_looks_even(void**) {
   unlink(path.c_str());
 }
 
-// The colour of the words about the aim, smoothed edges included.
+// Returns whether the pixel has the colour of the text about the aim, smoothed edges included.
 bool is_green_word(uint32_t pixel) {
   const auto near = [&](int shift, int value) { return std::abs(static_cast<int>(pixel >> shift & 255) - value) < 30; };
   return near(16, 41) && near(8, 115) && near(0, 64);
 }
 
-// A loss of 5,000 %: the aim is lower than a line of text, whose words must not run into the axis.
+// With a loss of 5,000 % the aim is lower than a line of text. Its text must not overlap the axis.
 void a_low_aim_leaves_the_axis_alone(void**) {
   const std::string path = make_path();
   CurvePicture picture;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The check of a step that is run twice, on made-up logits: what rounding explains is accepted, a fault is not.
+// The check of a step that runs twice, on artificial logits: differences by rounding are accepted, faults are not.
 #include "repeat_check.h"
 
 #include <algorithm>
@@ -26,8 +26,7 @@ float to_bf16(float x) {
 
 using Row = std::vector<float>;
 
-// A model of random weights: residual layers of attention and of an FFN, activations in bf16 or f32, K and V that nothing
-// computed.
+// A model of random weights: residual layers of attention and FFN, activations in bf16 or f32, and random K and V.
 struct Toy {
   bool is_bf16;
   std::vector<Row> q, out, up, down;  // [kDim, kDim] of each layer
@@ -68,9 +67,9 @@ struct Toy {
     for (float& one : out_row) one /= std::sqrt(sum / static_cast<float>(x.size()));
     return rounded(out_row);
   }
-  // The keys before `cut` and those behind it, merged. Parts are rounded as well: in so small a model nothing else would
-  // make two cuts differ in bf16, while in one of thousands of dims a few numbers of the first layers do, and all of the
-  // later ones. bad_page: reads the page before it twice; -1: none.
+  // Attends the keys before `cut` and those after it, and merges. The parts are rounded as well. Otherwise two cuts would
+  // not differ in bf16 in so small a model. In a model of thousands of dims a few numbers of the first layers differ, and
+  // all numbers of the later layers. bad_page: reads the page before it twice; -1: none.
   Row attend(int l, const Row& query, int cut, int bad_page) const {
     Row o(kDim, 0.0f);
     float all = 0;
@@ -92,7 +91,7 @@ struct Toy {
     for (float& one : o) one /= all;
     return rounded(o);
   }
-  // bad_page: of layer bad_layer, or of all layers.
+  // bad_page: in layer bad_layer, or in all layers.
   Row logits(int cut, int bad_layer = kAllLayers, int bad_page = -1) const {
     Row x(kDim, 0.0f);
     for (size_t d = 0; d < kDim; ++d) x[d] = std::sin(static_cast<float>(d));
@@ -118,7 +117,7 @@ bool is_accepted(const Row& first, const Row& second, const Repeat& repeat, doub
   return !check_repeat(first, second, repeat, distance);
 }
 
-// Keys that are cut elsewhere are explained by rounding, where plans may differ, and not where they may not.
+// Different cuts of the keys are accepted as rounding where plans may differ, and rejected where they may not.
 void cuts_are_explained_where_plans_differ(void**) {
   for (const bool is_bf16 : {false, true}) {
     const Toy toy(is_bf16);
@@ -139,8 +138,8 @@ void cuts_are_explained_where_plans_differ(void**) {
   }
 }
 
-// One page of eight that is another. A page has the keys of all layers; where the plan is fixed, and in f32, one layer is
-// enough.
+// One of eight pages is wrong. A page has the keys of all layers. With a fixed plan, and in f32, a wrong page in one layer
+// is already found.
 void a_wrong_page_is_caught(void**) {
   for (const bool is_bf16 : {false, true}) {
     const Toy toy(is_bf16);
@@ -182,7 +181,8 @@ void what_is_no_distance_is_refused(void**) {
   assert_false(is_accepted({0, 0}, {0, 1}, repeat_in(true, false), &distance));
 }
 
-// 32 layers in bf16 over 131,072 keys: just above the distances that runs with route "auto" have had, 0.024 and up to 0.03.
+// 32 layers in bf16 over 131,072 keys. The bound is just above the distances seen in runs with route "auto", 0.024 and up
+// to 0.03.
 void the_bound_of_a_large_model(void**) {
   const double bound = repeat_bound({false, 32, 131072, 8});
   if (!(bound > 0.03 && bound < 0.035)) STOP_TEST("%g", bound);
@@ -191,7 +191,7 @@ void the_bound_of_a_large_model(void**) {
   assert_true(repeat_bound({true, 32, 131072, 8}) == 0);
 }
 
-// Which runs go by one plan: calls of their own by any route but "auto", and steps that are not replayed.
+// Runs with a single plan: separate calls by any route except "auto", and steps that are not replayed.
 void plans_of_routes(void**) {
   const auto repeat = [](int32_t kv_place, const char* route, bool eager = false, int32_t weights_place = kOnDevice) {
     EngineOptions engine;
@@ -210,7 +210,7 @@ void plans_of_routes(void**) {
   assert_true(repeat(kOnDevice, "", true).is_one_plan);
   assert_true(repeat(kOnDevice, "", false, kOnHost).is_one_plan);
   const Repeat of = repeat(kOnHost, "auto");
-  assert_int_equal(of.significant_bits, 8);  // with shapes the default
+  assert_int_equal(of.significant_bits, 8);  // the default with given shapes
   assert_int_equal(of.n_layers, 32);
   assert_int_equal(of.n_keys, 1000);
 }

@@ -5,7 +5,7 @@
 #include <vector>
 
 struct CommandResult {
-  int exit_code = -1;  // -1: it did not end by itself (a signal, or it could not be started)
+  int exit_code = -1;  // -1: a signal ended the program, or it could not be started
   std::string out, err;
 };
 

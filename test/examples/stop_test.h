@@ -3,7 +3,7 @@
 
 #include "with_cmocka.h"
 
-// Ends the test with a message: what fail_msg() does, which with_cmocka.h takes away with fail().
+// Ends the test with a message, like fail_msg(). with_cmocka.h removes fail_msg() together with fail().
 #define STOP_TEST(...)         \
   do {                         \
     print_error(__VA_ARGS__);  \

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// A cache and a listener that is no session: what the cache tells, in which order, and what it rolls back.
+// A cache and a listener that is not a session: the cache's notifications, their order, and what the cache rolls back.
 #include "lib/store/cache_listener.h"
 
 #include <new>
@@ -96,7 +96,7 @@ void rollbacks_come_windows_first_then_lengths(void**) {
   assert_string_equal(c.listener.take().c_str(), "");
 }
 
-// What did not arrive is not in the cache for anyone who looks.
+// Tokens that did not arrive are not visible in the cache.
 void what_is_lost_is_rolled_back_before_a_change(void**) {
   Case c;
   c.listener.lost = {{c.sequence, 0, 5, 0}, {c.sequence, 1, 5, 0}};

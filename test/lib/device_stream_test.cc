@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Random streams of calls against the oracle, with tensors in device memory: DEVICE_BACKEND's, or of the module that is
-// named on the command line.
+// Random streams of calls compared with the oracle, with tensors in device memory. The device is DEVICE_BACKEND, or that of
+// the module named on the command line.
 #include <dlfcn.h>
 
 #include <cstdio>
@@ -48,7 +48,7 @@ void streams(void**) { run_streams("prompt", 500001, n_streams_of(40, 400)); }
 
 void streams_of_pieces(void**) { run_streams("pieces", 520001, n_streams_of(40, 400), Policies::kDeviceStream); }
 
-// Most of them make keys on the device.
+// Most of these sessions make keys on the device.
 void streams_of_hidden_states(void**) {
   const int64_t n_before = counts != nullptr ? counts->n_rebuilt.load() : 0;
   run_streams("hidden", 540001, n_streams_of(30, 300), Policies::kDeviceRebuild);
@@ -57,7 +57,7 @@ void streams_of_hidden_states(void**) {
 
 void hgca_streams(void**) { run_streams("hgca", 510001, n_streams_of(40, 400), Policies::kDeviceHgca); }
 
-// Of every world's sessions, before anything else is asked of them.
+// Checks the plans of every world's sessions before the sessions make other calls.
 void worlds_hold_what_is_planned(void**) {
   for (const Policies policies :
        {Policies::kDevice, Policies::kDeviceStream, Policies::kDeviceRebuild, Policies::kDeviceHgca})
@@ -70,7 +70,7 @@ void worlds_hold_what_is_planned(void**) {
     }
 }
 
-// A device that is later than the host all the time.
+// A device that is always behind the host.
 void streams_of_a_slow_device(void**) {
   if (controls == nullptr) skip();
   controls->set_delay(300'000);

@@ -104,8 +104,8 @@ std::string describe(const GateCase& c) {
   return text;
 }
 
-// Three corners have tests of their own, so that every other failure shows: a window of no tokens, trees under a window of
-// either kind, and sinks in a layer that has a sliding window itself.
+// Excludes three corner cases, so that other failures show: a window of no tokens, trees under a window of either kind, and
+// sinks in a layer with a sliding window. They have tests of their own.
 void keep_to_common_scopes(GateCase* c) {
   if (c->tree) c->scope = {};
   if (c->tree) c->layer.sliding_window = 0;
@@ -162,7 +162,7 @@ GateCase random_case(uint64_t seed, double max_flops) {
 
 namespace {
 
-// Scale of K such that logits have the wanted spread, whatever sm_scale is; rising adds a trend along the tokens.
+// A tensor of random numbers and its dense content.
 struct Drawn {
   std::vector<double> dense;
   Tensor tensor;
@@ -175,6 +175,7 @@ Drawn draw(const GateCase& c, int32_t dtype, int64_t n_tokens, int32_t dim, doub
   return drawn;
 }
 
+// Returns the factor on K that gives logits the spread of the case's data. add_trend() adds the trend of rising data.
 double key_scale(const GateCase& c) {
   switch (c.data) {
     case Data::kPeaked:
@@ -186,9 +187,9 @@ double key_scale(const GateCase& c) {
   }
 }
 
-// Rising and falling data: the last dim of the keys goes from -limit to limit along the sequence, such that the logits of
-// one query may span more than exp can hold (88) but stay where f32 still has some digits. Not where V would get it too, nor
-// where it would be more than e4m3 holds.
+// Rising and falling data: the last dim of the keys goes from -limit to limit along the sequence. The logits of one query
+// may span more than exp can represent (88) but keep some digits in f32. No trend is added where V would get it too, or
+// where it would exceed the range of e4m3.
 void add_trend(const GateCase& c, int64_t first, int64_t total, Drawn* k) {
   if ((c.data != Data::kRising && c.data != Data::kFalling) || c.layer.v_aliases_k) return;
   if (c.layer.k_type == TANDEM_E4M3 || c.k_in_type == TANDEM_E4M3) return;
@@ -204,7 +205,7 @@ void add_trend(const GateCase& c, int64_t first, int64_t total, Drawn* k) {
   }
 }
 
-// The test's state while a case runs.
+// State of the test while a case runs.
 struct Bench {
   const GateCase& c;
   Cache& cache;
@@ -212,7 +213,7 @@ struct Bench {
   std::vector<RefLayer> layers;
   std::vector<int64_t> ids;
   std::vector<SequenceModel> models;
-  int32_t layer = 0;  // the one used; others stay empty
+  int32_t layer = 0;  // the layer in use; other layers stay empty
 };
 
 void append_rows(Bench* bench, size_t i, int64_t n_tokens, int64_t total) {
@@ -251,7 +252,7 @@ struct CallTensors {
 
 int64_t n_lists(const GateCase& c) { return c.named.shared ? 1 : c.layer.n_kv_heads; }
 
-// A row of indices: units that begin no later than the query's own token, in order or not, and pads.
+// Draws a row of indices: pads, and units that begin no later than the query's own token, sorted or not.
 void draw_row(const NamedCase& named, int64_t own, Random* random, int32_t* row) {
   const int64_t n_units = own / named.unit + 1;
   const auto n = std::min(n_units, static_cast<int64_t>(static_cast<double>(named.n_idx) * named.share));
@@ -288,7 +289,7 @@ bool is_named(const GateCase& c, const CallTensors& call, int64_t token, int32_t
   return std::find(first, first + c.named.n_idx, static_cast<int32_t>(key / c.named.unit)) != first + c.named.n_idx;
 }
 
-// Draws the inputs of the call and lets the models append.
+// Draws the inputs of the call and appends them to the models.
 CallTensors draw_call(Bench* bench) {
   const GateCase& c = bench->c;
   Random* random = &bench->random;
@@ -352,7 +353,8 @@ void attend_call(Bench* bench, tandem_session* session, const CallTensors& call)
   TANDEM_EXPECT(describe(c), TANDEM_OK, tandem_attend(session, &args, &error));
 }
 
-// As many rows as a few million products allow: the largest error of a sample is less than the largest of all.
+// Returns as many rows as a few million products allow. The largest error of a sample is below the largest error of all
+// rows.
 int64_t naive_rows(const GateCase& c, size_t i) {
   const int64_t row = (c.kv_lens[i] + c.q_lens[i] + 1) * (c.layer.k_head_dim + c.layer.v_head_dim);
   return 24 + 4'000'000 / row;
@@ -388,7 +390,7 @@ GateShares compare(const Bench& bench, const CallTensors& call) {
   return shares;
 }
 
-// Removes a range from every sequence that is long enough; keys then carry positions that are not their indices.
+// Removes a range from every sequence that is long enough. Positions of later keys then differ from their indices.
 void remove_range(Bench* bench) {
   for (size_t i = 0; i < bench->ids.size(); ++i) {
     const int64_t length = bench->models[i].length(static_cast<size_t>(bench->layer));
@@ -406,7 +408,8 @@ void remove_range(Bench* bench) {
 }  // namespace
 
 GateShares run_case(const GateCase& c, tandem_engine* engine) {
-  RefLayer other;  // of another shape than any case, and empty: a wrong layer index shows. Removal needs even layers.
+  // An empty layer of a shape that no case has, so that a wrong layer index shows. Removal requires even layers.
+  RefLayer other;
   other.n_q_heads = other.n_kv_heads = 5;
   std::vector<RefLayer> layers = {c.layer};
   const bool alone = c.shift || c.one_layer;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// One problem for the numerics gate: a layer, a batch of sequences, one attend call, compared with the oracle.
+// One problem for the numerics gate: a layer, a batch of sequences and one attend call, compared with the oracle.
 #pragma once
 
 #include <cstdint>
@@ -11,14 +11,14 @@
 
 namespace harness {
 
-// What the numbers look like. Peaked and rising logits move the running maximum of a kernel by more than exp can carry.
+// Distribution of the numbers. Peaked and rising logits change a kernel's running maximum by more than exp can represent.
 enum class Data { kNormal, kPeaked, kDiffuse, kRising, kFalling };
 
 // Keys that the caller names (tandem_selection).
 struct NamedCase {
-  int64_t unit = 0;  // tokens; 0: none are named
+  int64_t unit = 0;  // tokens; 0: the caller names no keys
   int64_t n_idx = 0;
-  double share = 0.5;  // of the indices of a row; the others are pads
+  double share = 0.5;  // of a row's indices that name a unit; the others are pads
   bool shared = false, any_order = false, plus_window = false;
 };
 
@@ -33,23 +33,24 @@ struct GateCase {
   int32_t q_type = TANDEM_F32, o_type = TANDEM_F32, k_in_type = TANDEM_F32, v_in_type = TANDEM_F32;
   bool tree = false;       // speculative, random parents
   bool chain = false;      // speculative without parents
-  bool no_append = false;  // k and v NULL: queries are tokens already there
+  bool no_append = false;  // k and v are NULL; the queries belong to tokens that are already stored
   bool want_lse = true;
-  bool one_layer = false;  // else an empty layer of another shape stands before it
+  bool one_layer = false;  // false: an empty layer of another shape comes before the layer
   NamedCase named;
-  bool shift = false;  // removes a range first, positions shifted (library RoPE) or kept
+  bool shift = false;  // first removes a range; later positions are shifted (library RoPE) or kept
 };
 
 std::string describe(const GateCase& gate_case);
-// A case drawn from everything that is allowed together; the caller overrides what it sweeps. max_flops bounds the truth.
+// Draws a case from all allowed combinations. The caller overrides the members that it sweeps. max_flops limits the cost of
+// the truth.
 GateCase random_case(uint64_t seed, double max_flops);
 // Cuts the batch and q_lens until the truth costs at most max_flops.
 void limit_flops(GateCase* gate_case, double max_flops);
 void keep_to_common_scopes(GateCase* gate_case);
-// Runs it; stops the test with the case, its seed and the first bad element.
+// Runs the case. On failure stops the test and prints the case, its seed and the first bad element.
 reference::GateShares run_case(const GateCase& gate_case, tandem_engine* engine);
 
-// Attends the sequences in one call, and copies of them one by one: bits must be the same.
+// Attends the sequences in one call, and copies of them one by one. Both must return the same bits.
 void check_batch_mates(const GateCase& gate_case, tandem_engine* engine);
 
 }  // namespace harness

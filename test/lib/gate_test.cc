@@ -2,8 +2,8 @@
 // The numerics gate of the public attend call, over types, head dims, head ratios, lengths, masks and instruction sets.
 //
 // Each test sweeps one or two dimensions completely and draws the others from a seed. A failure prints the case and its
-// seed; TANDEM_TEST_FILTER=test_drawn TANDEM_TEST_SEED=<seed> runs one drawn case alone. TANDEM_TEST_FULL=1 widens every
-// sweep. Host memory of the engine starts as NaN everywhere, and the allocator looks for writes outside its blocks.
+// seed. TANDEM_TEST_FILTER=test_drawn TANDEM_TEST_SEED=<seed> runs only that drawn case. TANDEM_TEST_FULL=1 widens every
+// sweep. The engine's host memory starts as NaN, and the allocator detects writes outside its blocks.
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
@@ -33,7 +33,7 @@ struct Fixture {
 };
 Fixture* fixture = nullptr;
 
-// TANDEM_TEST_FULL=2 leaves nothing out.
+// TANDEM_TEST_FULL=2 runs every case.
 bool leaves_none_out() { return harness::full_factor() > 1; }
 
 double flop_limit() { return (leaves_none_out() ? 1e8 : harness::full_run() ? 2.5e7 : 1.5e7) / harness::kSlowness; }
@@ -74,7 +74,7 @@ void set_k_dim(GateCase* c, int32_t dim) {
   if (!c->layer.rope_inv_freq.empty()) c->layer.rope_inv_freq.resize(static_cast<size_t>(c->layer.rotated_dims() / 2), 0.1f);
 }
 
-// Every storage type of K with every one of V, every head dim, every ratio.
+// Every storage type of K x every one of V, every head dim, every ratio.
 void test_types_dims_ratios(void**) {
   GateShares shares;
   int64_t n = 0;
@@ -95,7 +95,7 @@ void test_types_dims_ratios(void**) {
   report("types x dims x ratios", shares);
 }
 
-// K and V of every pair of dims.
+// Every pair of head dims of K and V.
 void test_different_head_dims(void**) {
   GateShares shares;
   int64_t n = 0;
@@ -140,7 +140,7 @@ std::vector<int64_t> boundary_lengths() {
   return lengths;
 }
 
-// Lengths around every page and vector boundary; every q_len; every page size.
+// Lengths around every page and vector boundary, every q_len, every page size.
 void test_lengths(void**) {
   GateShares shares;
   int64_t n = 0;
@@ -206,7 +206,7 @@ void test_streaming_scope(void**) {
   });
 }
 
-// window_tokens = 0 is no window: a query sees the sinks alone, not even itself.
+// window_tokens = 0 is an empty window: a query sees only the sinks, not even itself.
 void test_streaming_without_window(void**) {
   GateShares shares;
   for (uint64_t seed = 13500; seed < 13516; ++seed) {
@@ -218,7 +218,7 @@ void test_streaming_without_window(void**) {
   report("streaming, no window", shares);
 }
 
-// A key must be within the layer's sliding window and within the policy's scope, where sinks count.
+// A key must be within the layer's sliding window and within the policy's scope. Sinks belong to the scope.
 void test_streaming_in_sliding_layer(void**) {
   GateShares shares;
   for (uint64_t seed = 13600; seed < 13616; ++seed) {
@@ -230,7 +230,7 @@ void test_streaming_in_sliding_layer(void**) {
   report("streaming, sliding layer", shares);
 }
 
-// In a tree the window counts places: an ancestor that is a window away is out of sight, whatever its index.
+// In a tree the window counts places. An ancestor that is a whole window away is not visible, whatever its index.
 void test_streaming_trees(void**) {
   GateShares shares;
   for (uint64_t seed = 13700; seed < 13716; ++seed) {
@@ -245,8 +245,8 @@ void test_streaming_trees(void**) {
   report("streaming trees", shares);
 }
 
-// The same under a layer's own sliding window: what a token sees begins where its depth says, so it may begin earlier than
-// for the token before.
+// The same under a layer's own sliding window. A token's window begins at its depth, so it may begin earlier than that of
+// the token before.
 void test_sliding_trees(void**) {
   GateShares shares;
   for (uint64_t seed = 13800; seed < 13832; ++seed) {
@@ -306,7 +306,7 @@ void test_v_aliases_k(void**) {
   });
 }
 
-// MLA's shape, 1 to 128 query heads of a KV head, lengths around every boundary of blocks, tiles and pieces.
+// MLA's shape: 1 to 128 query heads of one KV head, lengths around every boundary of blocks, tiles and pieces.
 void test_latent_keys(void**) {
   GateShares shares;
   int64_t n = 0;
@@ -328,7 +328,7 @@ void test_latent_keys(void**) {
   report("MLA", shares);
 }
 
-// Keys that the caller names, drawn with everything else; in trees and sliding windows, too.
+// Keys that the caller names, with all other options drawn, trees and sliding windows included.
 void test_named_keys(void**) {
   sweep("named keys", 19000, 240, [](GateCase* c, int64_t i) {
     constexpr int64_t kUnits[] = {1, 1, 2, 8, 16, 64, 256};
@@ -350,7 +350,7 @@ void test_hard_data(void**) {
   sweep("peaked, diffuse, rising", 18000, 120, [](GateCase* c, int64_t i) { c->data = static_cast<Data>(1 + i % 4); });
 }
 
-// Everything at once, drawn; or one seed alone.
+// All options drawn, or one seed alone.
 void test_drawn(void**) {
   const uint64_t only = harness::seed_override(0);
   if (only) {
@@ -362,11 +362,11 @@ void test_drawn(void**) {
   sweep("drawn", 20000, 600, [](GateCase*, int64_t) {});
 }
 
-// Who else is in the batch changes nothing, not even a bit.
+// The other sequences of a batch change no bit.
 void test_batch_mates(void**) {
   const int64_t n_wanted = tandem::test::some_of(harness::full_run() ? 30 : 4);
   int64_t n = 0;
-  for (uint64_t seed = 40000; n < n_wanted && seed < 42000; ++seed) {  // the smaller the limit, the fewer batches
+  for (uint64_t seed = 40000; n < n_wanted && seed < 42000; ++seed) {  // a smaller limit gives fewer batches
     GateCase c = random_case(seed, flop_limit() / 4);
     if (c.q_lens.size() < 2) continue;
     c.tree = c.chain = c.no_append = c.shift = false;
@@ -378,7 +378,7 @@ void test_batch_mates(void**) {
   harness::expect(n == n_wanted, "too few batches were drawn");
 }
 
-// The same cases on every instruction set of this processor, through an engine of its own.
+// Runs the same cases on every instruction set of this processor, each with an engine of its own.
 void test_instruction_sets(void**) {
   const std::unique_ptr<harness::Engine> kept = std::move(fixture->engine);
   for (const char* isa : harness::available_isas()) {

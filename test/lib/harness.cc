@@ -23,7 +23,7 @@ bool any_stopped() { return stopped; }
 
 void stop(const std::string& text) {
   stopped = true;
-  std::fprintf(stderr, "ERROR: %s\n", text.c_str());  // print_error() would cut it
+  std::fprintf(stderr, "ERROR: %s\n", text.c_str());  // print_error() would truncate the text
   _fail(__FILE__, __LINE__);
   std::abort();  // not reached: _fail leaves the test
 }
@@ -47,7 +47,7 @@ constexpr size_t kGuardBytes = 256;
 void* NanAllocator::allocate(size_t bytes, size_t alignment, void* self) {
   auto* allocator = static_cast<NanAllocator*>(self);
   Block block;
-  constexpr size_t kLarge = 65536, kPage = 4096;  // from where on blocks have pages of their own, which can be pinned
+  constexpr size_t kLarge = 65536, kPage = 4096;  // larger blocks have pages of their own, which can be pinned
   const size_t unit = bytes >= kLarge ? std::max(alignment, kPage) : alignment;
   block.storage.assign(bytes + 2 * kGuardBytes + unit, 0xFF);
   const auto start = reinterpret_cast<uintptr_t>(block.storage.data()) + kGuardBytes;
@@ -174,7 +174,7 @@ Cache::Cache(tandem_engine* engine, const std::vector<RefLayer>& layers, const C
                 tandem_model_create(&model_, options.data(), static_cast<int32_t>(options.size()), &error));
   options_.page_tokens = setup.page_tokens;
   if (setup.keeps_hidden) options_.x_type = TANDEM_BF16;
-  options_.k_rotation = TANDEM_ROTATION_NONE;  // the reference rounds keys as they come
+  options_.k_rotation = TANDEM_ROTATION_NONE;  // the reference rounds keys without rotating them
   options_.layer_k_types = k_types_.data();
   options_.layer_v_types = v_types_.data();
   TANDEM_EXPECT("cache", TANDEM_OK, tandem_cache_create(&cache_, engine, model_, &options_, &error));

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
-// What the tests of the library share: handles that close themselves, tensors that notice stray reads and writes, and an
-// allocator that hands out NaN.
+// Shared by the tests of the library: handles that close themselves, tensors that detect stray reads and writes, and an
+// allocator that returns NaN.
 //
-// Every byte the allocator gives is 0xFF, which is NaN in f32, f16 and bf16; so is the padding of input tensors. A kernel
-// that reads one element it should not, even to multiply it by zero, shows it in the output. Around every block and in
-// the padding of output tensors the bytes are compared afterwards.
+// Every byte of an allocation is 0xFF, which is NaN in f32, f16 and bf16. The padding of input tensors has the same bytes.
+// A kernel that reads one wrong element, even to multiply it by zero, shows NaN in the output. The bytes around every block
+// and in the padding of output tensors are compared afterwards.
 #pragma once
 
 #include <cstddef>
@@ -22,16 +22,16 @@
 
 namespace harness {
 
-// Stops the test with a text; the first form for any failed expectation.
+// stop() ends the test with a text. expect() does so if its condition is false.
 [[noreturn]] void stop(const std::string& text);
 void expect(bool condition, const std::string& text);
-// The same, where the text says what was done to whom: it is only made when it is wanted, or most of a test's time would go
-// into texts that nobody reads.
+// Like expect(), for texts that describe the case. The text is only built on failure, because building it would take most
+// of a test's time.
 #define TANDEM_CHECK(condition, text)      \
   do {                                     \
     if (!(condition)) harness::stop(text); \
   } while (0)
-// Wraps one call and expects a status, else stops with the error's message, which it releases:
+// Makes one call and expects a status. Otherwise stops with the error's message and releases the error. Example:
 // TANDEM_EXPECT(context, TANDEM_OK, tandem_sequence_create(&id, cache, &error)).
 #define TANDEM_EXPECT(context, wanted, call)                                                    \
   do {                                                                                          \
@@ -41,7 +41,7 @@ void expect(bool condition, const std::string& text);
     tandem_error_release(error);                                                                \
   } while (0)
 [[noreturn]] void stop_status(int32_t status, int32_t wanted, tandem_error* error, const std::string& context);
-// Handles of a stopped test are lost: whoever looks for leaks asks first.
+// Returns whether a test was stopped. A stopped test leaks its handles, so leak checks ask first.
 bool any_stopped();
 
 class NanAllocator {
@@ -51,7 +51,7 @@ class NanAllocator {
   ~NanAllocator();
   int64_t n_live();
   int64_t n_allocated() const { return n_allocated_; }
-  std::string fault();  // "" while all is well: writes outside a block, wrong sizes, foreign pointers
+  std::string fault();  // "" if all is well; else writes outside a block, wrong sizes or foreign pointers
 
  private:
   struct Block {
@@ -69,11 +69,11 @@ struct EngineSetup {
   int32_t n_threads = 2;
   const char* isa = nullptr;
   NanAllocator* allocator = nullptr;
-  const char* backend = nullptr;  // with the path of its module
+  const char* backend = nullptr;  // requires backend_path, the path of its module
   const char* backend_path = nullptr;
 };
 
-// Engine, cache and session stand for their handles in calls of the C ABI.
+// Engine, Cache and Session convert to their handles in calls of the C ABI.
 class Engine {
  public:
   explicit Engine(const EngineSetup& setup);
@@ -87,11 +87,11 @@ class Engine {
 
 struct CacheSetup {
   int32_t page_tokens = 0;
-  // Hidden states in bf16: a token's keys and values of all heads, side by side, which projections pick.
+  // The cache keeps hidden states in bf16: a token's keys and values of all heads, side by side. Projections pick them out.
   bool keeps_hidden = false;
 };
 
-// A model and a cache over it; storage types come from the layers.
+// A model and a cache of it. The layers give the storage types.
 class Cache {
  public:
   Cache(tandem_engine* engine, const std::vector<reference::RefLayer>& layers, const CacheSetup& setup);
@@ -99,11 +99,11 @@ class Cache {
   Cache(const Cache&) = delete;
   operator tandem_cache*() const { return cache_; }  // NOLINT(google-explicit-constructor)
   int64_t create_sequence(const std::string& context);
-  // Of a session, and of one sequence.
+  // Returns the memory plan for the session with one sequence of kv_len tokens.
   tandem_memory_plan plan(const tandem_session_options& session, int64_t kv_len) const;
 
  private:
-  struct Picking {  // a projection
+  struct Picking {  // a projection that picks K and V out of the hidden state
     explicit Picking(const reference::RefLayer& layer);
     Picking(const Picking&) = delete;
     std::vector<uint16_t> rows[2];
@@ -118,7 +118,7 @@ class Cache {
 };
 
 tandem_layer_options layer_options(const reference::RefLayer& layer);
-// MLA's shape; the caller rotates.
+// Sets the shape of MLA. The caller rotates.
 void set_latent(reference::RefLayer* layer);
 
 class Session {
@@ -134,7 +134,7 @@ class Session {
 
 tandem_session_options scope_options(const reference::Scope& scope);
 
-// How a tensor lies in memory. Elements of padding between rows, and how many elements the first one is off a 64-byte line.
+// Memory layout of a tensor: elements of padding between rows, and elements between a 64-byte line and the first element.
 struct Layout {
   int64_t pad_heads = 0;
   int64_t pad_dims = 0;
@@ -154,9 +154,9 @@ class Tensor {
   void set_row(int64_t token, int64_t head, const double* x);  // [head_dim]
   double get(int64_t token, int64_t head, int64_t dim) const;
   bool padding_untouched() const;
-  bool untouched() const;  // not one byte written since construction
+  bool untouched() const;  // true if no byte has been written since construction
   std::vector<unsigned char> payload() const;
-  // All bytes from the 64-byte line on that the first element is offset from.
+  // Start of the 64-byte line from which the first element is offset.
   unsigned char* first_line() const { return base() - offset_bytes(); }
   int64_t n_bytes() const { return bytes_.data() + bytes_.size() - first_line(); }
   int64_t offset_bytes() const;
@@ -170,21 +170,21 @@ class Tensor {
   int64_t shape_[3] = {0, 0, 1};
   int64_t stride_[3] = {1, 1, 1};
   int64_t offset_ = 0;
-  std::vector<unsigned char> bytes_;  // exactly up to the last element
+  std::vector<unsigned char> bytes_;  // ends with the last element
   unsigned char* base() const;
 };
 
-// Fills a tensor with rounded random numbers and returns what it holds, dense: [n_tokens, n_heads, head_dim].
+// Fills a tensor with rounded random numbers and returns its dense content: [n_tokens, n_heads, head_dim].
 std::vector<double> fill(Tensor* tensor, int64_t n_heads, int64_t head_dim, double (*draw)(reference::Random*, double),
                          double scale, reference::Random* random);
 double draw_normal(reference::Random* random, double scale);
 std::vector<float> to_float(const std::vector<double>& from);
 
-// Instruction sets that this processor has, best first.
+// Returns the instruction sets of this processor, best first.
 std::vector<const char*> available_isas();
 bool full_run();    // TANDEM_TEST_FULL is set
-int full_factor();  // and its value: how many times the full amount; 0: not set
-// Sanitizers make everything slower: bulk work is divided by this.
+int full_factor();  // value of TANDEM_TEST_FULL, a multiple of the full amount; 0: not set
+// Factor by which sanitizers slow down a test. Tests divide bulk work by it.
 #if defined(__SANITIZE_THREAD__)
 inline constexpr int kSlowness = 8;
 #elif defined(__SANITIZE_ADDRESS__)
@@ -192,6 +192,6 @@ inline constexpr int kSlowness = 2;
 #else
 inline constexpr int kSlowness = 1;
 #endif
-uint64_t seed_override(uint64_t otherwise);  // TANDEM_TEST_SEED
+uint64_t seed_override(uint64_t otherwise);  // TANDEM_TEST_SEED if set
 
 }  // namespace harness

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Tiles made of queries' indices against those found token by token (test/device/named_tiles.h).
+// Compares tiles made from queries' indices with tiles found token by token (test/device/named_tiles.h).
 #include "lib/call/key_tiles.h"
 
 #include <numeric>
@@ -19,7 +19,7 @@ struct Case {
   int64_t begin, end;
 };
 
-// The indices of all queries, in rows that lie apart.
+// Returns the indices of all queries, in rows with gaps between them.
 std::vector<int32_t> indices_of(const NamedTiles& tiles, const Case& c, NamedKeys* named) {
   named->n_idx = tiles.n_idx();
   named->n_heads = c.options.n_heads;
@@ -80,7 +80,7 @@ void check(const Case& c, uint64_t seed, TileMaker* maker) {
   const std::vector<int32_t> idx = indices_of(tiles, c, &named);
   named.idx = idx.data();
   check_piece(c, tiles, named, sequence, table, maker);
-  for (int i = 0; i < 4; ++i) {  // of the keys, from any token to any other
+  for (int i = 0; i < 4; ++i) {  // cuts of the keys, from any token to any later one
     DeviceSequence piece = sequence;
     piece.begin = random.integer(c.begin, c.end);
     piece.end = random.integer(piece.begin, c.end);

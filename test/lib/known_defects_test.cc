@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Defects that other implementations have shipped, each as a test of its own.
+// Defects that other implementations have shipped, with one test for each.
 #include <sys/mman.h>
 
 #include <cmath>
@@ -51,7 +51,8 @@ void near(double got, double wanted, double bound, const char* what) {
   harness::expect(std::fabs(got - wanted) <= bound, text);
 }
 
-// One layer, one head of 64 dims: keys are `logit` along the first dim, queries are 1 there, so logits are what they say.
+// One layer and one head of 64 dims. Keys are `logit` along the first dim and queries are 1 there, so each logit is as
+// given.
 struct OneHead {
   RefLayer layer;
   std::unique_ptr<Cache> cache;
@@ -76,7 +77,7 @@ struct OneHead {
     const tandem_tensor k_view = k.view(), v_view = v.view();
     TANDEM_EXPECT("append", TANDEM_OK, tandem_sequence_append(*cache, id, 0, &k_view, &v_view, nullptr, &error));
   }
-  // The last q_len tokens ask; returns o (dim 0) and lse of each.
+  // Queries the last q_len tokens. Returns o (dim 0) and lse of each.
   std::vector<Pair> ask(int64_t q_len = 1) {
     Tensor q(TANDEM_F32, q_len, 1, 64), o(TANDEM_F32, q_len, 1, 64), lse(TANDEM_F32, q_len, 1, 0);
     for (int64_t t = 0; t < q_len; ++t)
@@ -134,7 +135,7 @@ void test_natural_log(void**) {
   near(merge_two({0.0, 0.0}, {1.0, 1.0}).o, 1.0 / (1.0 + std::exp(-1.0)), 1e-6, "weights are powers of e");
 }
 
-// An exp with 1.7 % error, or one that gives something for scores far away.
+// An exp with an error of 1.7 %, or with a nonzero result for scores far away.
 void test_exp_accuracy(void**) {
   for (int i = 0; i <= 400; ++i) {
     const double gap = 0.21 * i, weight = std::exp(-static_cast<double>(static_cast<float>(gap)));
@@ -152,7 +153,7 @@ void test_exp_accuracy(void**) {
   }
 }
 
-// Rows that were NaN and are gone, by truncation or with a dropped sequence, leave nothing behind.
+// Rows that were NaN, and were then truncated or dropped with their sequence, have no effect.
 void test_nan_in_unused_slots(void**) {
   const double nan = std::nan("");
   for (int64_t n_left : {0, 1, 15, 16, 17, 31}) {
@@ -175,7 +176,7 @@ void test_nan_in_unused_slots(void**) {
   }
 }
 
-// NaN in a row is seen by the rows that see it, and by no other.
+// NaN in a row affects only the queries that see the row.
 void test_nan_stays_where_it_is(void**) {
   for (int64_t poisoned : {0, 3, 20, 39}) {
     for (bool in_k : {true, false}) {
@@ -196,8 +197,8 @@ void test_nan_stays_where_it_is(void**) {
   }
 }
 
-// Infinity likewise: it reaches the rows that see it and no other. In k it makes NaN, or with a logit of -inf no key; in v
-// it may stay what it is.
+// Infinity in a row affects only the queries that see the row. In k it gives NaN, or with a logit of -inf no weight. In v
+// it may stay infinite.
 void test_infinity_stays_where_it_is_seen(void**) {
   for (double x : {kInfinity, -kInfinity}) {
     for (bool in_k : {true, false}) {
@@ -223,7 +224,7 @@ void test_two_empty_parts(void**) {
   }
 }
 
-// Queries that are fewer than keys sit at the end of the keys, not at their start.
+// If there are fewer queries than keys, the queries are at the end of the keys, not at their start.
 void test_causal_mask_is_aligned_to_the_end(void**) {
   OneHead head;
   std::vector<double> values;
@@ -234,7 +235,7 @@ void test_causal_mask_is_aligned_to_the_end(void**) {
     near(got[static_cast<size_t>(t)].o, static_cast<double>(93 + t) / 2.0, 1e-4, "mean of the visible values");
 }
 
-// V summed in f16 is off by 0.88 on diffuse attention over 128K keys.
+// Summing V in f16 gives an error of 0.88 in diffuse attention over 128K keys.
 void test_long_diffuse_attention(void**) {
   const int64_t n = harness::full_run() ? 131072 : 20000;
   for (int32_t type : {TANDEM_F16, TANDEM_BF16}) {
@@ -253,7 +254,7 @@ void test_long_diffuse_attention(void**) {
   }
 }
 
-// Element offsets past 2^31: tokens half a billion elements apart, in memory that is mapped but hardly touched.
+// Element offsets past 2^31: tokens half a billion elements apart, in memory that is mapped but hardly used.
 void test_offsets_beyond_32_bits(void**) {
   constexpr int64_t kStride = int64_t{1} << 30, kTokens = 5, kBytes = ((kTokens - 1) * kStride + 64) * 2;
   const auto map = [] {
@@ -314,7 +315,7 @@ void test_offsets_beyond_32_bits(void**) {
   for (uint16_t* each : data) munmap(each, kBytes);
 }
 
-// Speculative tokens touch neither length nor digest before they are committed.
+// Speculative tokens change neither length nor digest until they are committed.
 void test_digest_ignores_speculation(void**) {
   OneHead head;
   head.append({1.0, 2.0, 3.0}, {1.0, 2.0, 3.0});

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Masks to groups of tokens: what every token sees is what its row shows, and masks of the common kinds become as few jobs
-// as they should.
+// Conversion of masks to groups of tokens. Every token sees what its row of the mask shows, and common masks need as few
+// jobs as possible.
 #include "lib/tensors/mask_groups.h"
 
 #include <cmath>
@@ -21,7 +21,7 @@ struct Scanned {
   bool has_values = false;
 };
 
-// mask(t, j) for n_tokens rows of n_keys columns.
+// Returns mask(t, j) as n_tokens rows of n_keys columns.
 template <class Mask>
 Scanned scan(int64_t n_tokens, int64_t n_keys, const Mask& mask) {
   Scanned scanned;
@@ -38,7 +38,7 @@ Scanned scan(int64_t n_tokens, int64_t n_keys, const Mask& mask) {
   return scanned;
 }
 
-// As the kernels read a Visibility.
+// Reads a Visibility as the kernels do.
 bool sees(const MaskGroups& groups, const TokenGroup& group, int64_t t, int64_t key) {
   bool is_key = false;
   for (const KeyRange& range : group.keys) is_key = is_key || (key >= range.begin && key < range.end);
@@ -60,7 +60,7 @@ void expect_same(const Scanned& scanned, int64_t n_tokens, int64_t n_keys, const
     for (const KeyRange& range : group.keys) n += range.end - range.begin;
     assert_int_equal(n, group.n_keys);
     for (; t < group.end; ++t) {
-      if (t > group.first) {  // what the kernels rely on
+      if (t > group.first) {  // the kernels rely on this
         assert_true(visibility.begin[t - group.first] >= visibility.begin[t - group.first - 1]);
         assert_true(visibility.end[t - group.first] >= visibility.end[t - group.first - 1]);
       }
@@ -93,11 +93,11 @@ void test_common_masks(void**) {
   assert_int_equal(scanned.groups.groups.size(), 1);
   assert_int_equal(scanned.groups.groups[0].tree_words, 0);
 
-  // Eight sequences whose cells lie one after another, a token of each.
+  // Eight sequences whose cells follow each other, with one token each.
   const auto batch = [](int64_t t, int64_t j) { return j / 32 == t ? 0.0f : kHidden; };
   assert_int_equal(check(8, 256, batch).groups.groups.size(), 8);
 
-  // Branches of a tree behind a common beginning.
+  // Branches of a tree after a common beginning.
   const auto tree = [](int64_t t, int64_t j) { return j < 200 || (j < 216 && (j - 200) % 4 == t % 4) ? 0.0f : kHidden; };
   scanned = check(16, 256, tree);
   assert_int_equal(scanned.groups.groups.size(), 1);

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
-// tandem_merge over a million random partitions.
+// Tests tandem_merge over a million random partitions.
 //
-// Two kinds of rows. In one a small attention problem is cut into parts, the parts' states are computed in double and
-// rounded to the tensors' types, and the merged state must be the state of the whole. In the other the states are drawn
-// directly: log-sum-exps far apart, within 1e-6 of zero, or -inf with garbage for an output; there the merge formula in
-// double is the truth. Every row of every call is a partition of its own.
+// There are two kinds of rows. For the first kind a small attention problem is cut into parts. The parts' states are
+// computed in double and rounded to the tensors' types, and the merged state must be that of the whole. For the second kind
+// the states are drawn directly: log-sum-exps far apart, within 1e-6 of zero, or -inf with garbage as output. There the
+// truth is the merge formula in double. Every row of every call is its own partition.
 #include <cmath>
 #include <cstdio>
 #include <limits>
@@ -30,7 +30,7 @@ struct State {
   double lse = -kInfinity;
 };
 
-// The formula of the header, in double.
+// Merges by the formula of the header, in double.
 State merge_exactly(const std::vector<State>& states, size_t head_dim, std::vector<double>* mass) {
   State merged;
   merged.o.assign(head_dim, 0.0);
@@ -51,14 +51,14 @@ State merge_exactly(const std::vector<State>& states, size_t head_dim, std::vect
   return merged;
 }
 
-// n_states x rows of states as they stand in the tensors, and what the whole is where it is known.
+// n_states x rows of states as the tensors hold them, and the state of the whole if it is known.
 struct Problem {
   int64_t n_tokens = 0, n_heads = 0, head_dim = 0;
   int32_t n_states = 0;
   int32_t o_type = TANDEM_F32, out_type = TANDEM_F32;
   std::vector<Tensor> o, lse;
   std::vector<std::vector<State>> states;  // [row][state], rounded
-  std::vector<State> whole;                // [row]; lse = NaN where the states were drawn
+  std::vector<State> whole;                // [row]; lse = NaN if the states were drawn
   std::string text;
 };
 
@@ -88,7 +88,7 @@ void draw_states(size_t head_dim, std::vector<State>* states, Random* random) {
   }
 }
 
-// An attention problem of up to 12 keys, cut at random: a key goes to any part, so parts may be empty.
+// Draws an attention problem of up to 12 keys and cuts it at random. A key may go to any part, so parts may be empty.
 State cut_problem(size_t head_dim, std::vector<State>* states, Random* random) {
   const int64_t n_keys = random->integer(0, 12);
   const double spread = random->pick({0.0, 1.0, 30.0, 200.0});
@@ -137,7 +137,7 @@ Problem draw_problem(uint64_t seed, int64_t n_rows) {
       State& state = states[static_cast<size_t>(i)];
       state.lse = reference::round_to(TANDEM_F32, state.lse);
       p.lse[static_cast<size_t>(i)].set(t, h, 0, state.lse);
-      const bool garbage = state.lse == -kInfinity && random.chance(0.7);  // else it is 0 or finite
+      const bool garbage = state.lse == -kInfinity && random.chance(0.7);  // otherwise 0 or finite
       for (int64_t d = 0; d < p.head_dim; ++d) {
         double& x = state.o[static_cast<size_t>(d)];
         x = reference::round_to(p.o_type, x);
@@ -184,7 +184,8 @@ std::vector<const Tensor*> pointers(const std::vector<Tensor>& tensors) {
   return list;
 }
 
-// How far the states are apart: an f32 difference of lse carries an error of eps / 2 times its size into exp.
+// Returns the spread of the states' lse. An f32 difference of lse has an error of eps / 2 times its size, which exp
+// amplifies.
 double spread_of(const std::vector<State>& states) {
   double low = kInfinity, high = -kInfinity;
   for (const State& state : states) {
@@ -202,7 +203,7 @@ std::string element_text(const Problem& p, int64_t row, int64_t d, double got, d
   return p.text + text;
 }
 
-// extra_eps: roundings of intermediate outputs to their type, when merged in several calls.
+// extra_eps: allows for roundings of intermediate outputs to their type, if the merge took several calls.
 void check_row(const Problem& p, const Merged& merged, int64_t row, double extra_eps) {
   const int64_t t = row / p.n_heads, h = row % p.n_heads;
   const auto at = static_cast<size_t>(row);
@@ -225,7 +226,8 @@ void check_row(const Problem& p, const Merged& merged, int64_t row, double extra
         (4.0 * kEps * slack + eps_out / 2 * 1.01 + extra_eps) * mass[i] + (truth.lse == -kInfinity ? 0.0 : 1e-7);
     TANDEM_CHECK(std::fabs(got - truth.o[i]) <= bound, element_text(p, row, d, got, truth.o[i], bound));
     if (!whole_known) continue;
-    // Against the whole the inputs' own roundings count: of o, and of lse (eps / 2 of its size, up to 600).
+    // The comparison with the whole includes the roundings of the inputs: of o, and of lse (eps / 2 of its size, up to
+    // 600).
     double size = 1.0;
     for (const State& state : p.states[at]) size = std::max(size, state.lse == -kInfinity ? 0.0 : std::fabs(state.lse));
     const double wide = bound + (eps_in + 4.0 * kEps * size) * mass[i] + (eps_in > 0.0 ? 1e-6 : 0.0);
@@ -237,7 +239,7 @@ void check_all(const Problem& p, const Merged& merged, double extra_eps = 0.0) {
   for (int64_t row = 0; row < p.n_tokens * p.n_heads; ++row) check_row(p, merged, row, extra_eps);
 }
 
-// In any order, and in pairs from either side: the same state within the gate.
+// Merges in any order, and in pairs from either side. Each must give the same state within the gate.
 void check_orders(const Problem& p) {
   std::vector<const Tensor*> o = pointers(p.o), lse = pointers(p.lse);
   const std::vector<const Tensor*> reversed_o(o.rbegin(), o.rend()), reversed_lse(lse.rbegin(), lse.rend());
@@ -252,7 +254,7 @@ void check_orders(const Problem& p) {
   check_all(p, right, step_eps);
 }
 
-// Writing over the first state gives the same bits; so does one thread.
+// Writing over the first state gives the same bits, and so does one thread.
 void check_in_place(Problem* p, const Merged& merged) {
   const Merged alone = merge(*p, pointers(p->o), pointers(p->lse), p->out_type, *single_threaded);
   TANDEM_CHECK(alone.o.payload() == merged.o.payload() && alone.lse.payload() == merged.lse.payload(),
@@ -279,7 +281,7 @@ void test_partitions(void**) {
   std::printf("%lld partitions\n", static_cast<long long>(n_partitions));
 }
 
-// One state, or one state among empty ones, comes back bit by bit.
+// A single state, alone or among empty ones, is returned bit for bit.
 void test_identity(void**) {
   for (uint64_t seed = 0; seed < 200; ++seed) {
     Random random(seed);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Pages, references, caps and the layout of extents; background jobs.
+// Pages, references, caps, the layout of extents, and background jobs.
 #include "lib/store/page_store.h"
 
 #include <algorithm>
@@ -23,7 +23,7 @@ const BackendTable kOneNode = [] {
 }();
 const Backend kCpu = {&kOneNode, nullptr};
 
-// A machine of several nodes that writes down what is placed.
+// A machine of several nodes that records placements.
 struct Placed {
   const std::byte* begin;
   int64_t bytes;
@@ -75,7 +75,7 @@ std::byte* hidden_of(const PageStore& store, int32_t page, int64_t slot, int32_t
                                                           0);
 }
 
-// Extents are pinned whole, a GiB of them at most.
+// An extent is pinned as a whole, so it has at most 1 GiB.
 void large_models_have_short_extents(void**) {
   constexpr int64_t kGiB = int64_t{1} << 30;
   Layer layer;
@@ -131,15 +131,15 @@ void rows_do_not_overlap(void**) {
     assert_true(begin >= last);
     last = end;
   }
-  // The heads of a plane are side by side, the planes behind each other.
+  // The heads of a plane are side by side. Planes follow each other.
   const std::byte* begin = rows_of(store, first, 0, 0, 0).of[kPlaneK];
   assert_ptr_equal(rows_of(store, first, 0, 0, 1).of[kPlaneK], begin + 2048 * 128);
   assert_ptr_equal(rows_of(store, first, 0, 0, 0).of[kPlaneV], begin + 2 * 2048 * 128);
-  // Adjacent pages continue each other.
+  // Adjacent pages are contiguous.
   assert_ptr_equal(rows_of(store, first, 63, 0, 1).of[kPlaneK] + 128, rows_of(store, second, 0, 0, 1).of[kPlaneK]);
 }
 
-// Beside rows, on any number of nodes; of some layers.
+// Hidden states lie beside rows, on any number of nodes, in some of the layers.
 void hidden_states_have_rows_of_their_own(void**) {
   Projection projection;
   projection.hidden_dim = 88;
@@ -190,7 +190,7 @@ void references_and_gaps(void**) {
   PageStore store(layers, 128, tier, kCpu);
   assert_true(store.make_free(16).ok());
   const int32_t a = store.take(-1), b = store.take(-1);
-  assert_false(store.adjacent(a, b));  // room between them: both can grow in place
+  assert_false(store.adjacent(a, b));  // they are apart, so both sequences can grow in place
   assert_int_equal(store.take(a), a + 1);
   assert_int_equal(store.take(b), b + 1);
   store.retain(a);
@@ -206,7 +206,7 @@ void references_and_gaps(void**) {
   assert_int_equal(tier.used(Use::kKv), store.geometry().extent_bytes);
 }
 
-// Sequences of one length are not torn, and their first pages are at one distance from each other.
+// Pages of sequences of one length stay adjacent, and the sequences' first pages are at equal distances.
 void pages_taken_together_lie_together(void**) {
   const std::vector<Layer> layers = two_layers();
   for (const int64_t n : {2, 3, 5}) {
@@ -238,10 +238,10 @@ void caps_hold(void**) {
   assert_int_equal(tier.peak(), 2 * extent);
 }
 
-// 8 heads, and a layer of one head, which is everybody's.
+// A layer of 8 heads, and a layer of one head, which all nodes use.
 void every_row_is_placed_once_on_the_node_of_its_jobs(void**) {
   const int32_t of_head[][8] = {{0, 0, 0, 0, 1, 1, 1, 1}, {0, 0, 0, 1, 1, 1, 2, 2}};
-  for (const size_t n_layers : {1, 20}) {  // parts that begin on a page, on a huge page
+  for (const size_t n_layers : {1, 20}) {  // parts that begin on a page and on a huge page
     std::vector<Layer> layers = eight_heads(n_layers);
     layers.push_back(two_layers()[1]);
     for (const int32_t n_nodes : {2, 3}) {
@@ -273,9 +273,9 @@ void every_row_is_placed_once_on_the_node_of_its_jobs(void**) {
   }
 }
 
-// The kernel keeps one for each stretch of one policy, and a process has 65,530.
+// The kernel keeps one mapping for each stretch of memory with one policy. A process can have 65,530 mappings.
 void a_long_context_stays_within_the_mappings_of_a_process(void**) {
-  const std::vector<Layer> layers = eight_heads(33);  // no whole huge pages for each node
+  const std::vector<Layer> layers = eight_heads(33);  // not a whole number of huge pages for each node
   Nodes nodes;
   Tier tier("host_cap_bytes", 0, {});
   PageStore store(layers, 128, tier, {&kNodes, &nodes});
@@ -307,7 +307,8 @@ void memory_of_the_caller_is_not_placed(void**) {
   }
 }
 
-// Of any geometry: side by side, at pages of the system, none small, and each row of a layer in one of that layer's.
+// For any geometry, pieces are contiguous and page-aligned, none is small, and each row of a layer lies in a piece of that
+// layer.
 void pieces_end_where_layers_do(void**) {
   const int64_t least_before = std::exchange(least_pinned_bytes, int64_t{64} << 10);
   for (const int32_t n_nodes : {1, 2})
@@ -364,7 +365,7 @@ void jobs_run_once_and_are_joined(void**) {
   assert_int_equal(worker->join(slow), 0);
 }
 
-// By itself, or while another thread runs it: once more, not twice, and cancel() ends that.
+// A job may be posted by itself or by another thread while it runs. It then runs once more, not twice. cancel() ends that.
 void a_job_that_runs_may_be_posted(void**) {
   std::unique_ptr<Worker> worker;
   assert_true(Worker::create("tandem-bg", true, &worker).ok());

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// What the times of parts say of CPU and bus, on a clock of the test's own; and steps of a machine whose rates nobody knows,
-// planned by what its parts say: as fast as the best split there is, at no length slower than one route alone, and as
-// predicted.
+// Derives rates of CPU and bus from the times of parts, on a simulated clock. Then plans steps on simulated machines whose
+// rates are unknown, from the times of their parts. Steps must be as fast as the best split, at no length slower than one
+// route alone, and as fast as predicted.
 #include "lib/rates/part_times.h"
 
 #include <algorithm>
@@ -41,21 +41,21 @@ void assert_reading(const PartReading& got, double host, double total, double bu
 void one_after_another(void**) {
   PartTimes times;
   assert_true(times.ahead_ns(0, 1) == 0.0);
-  // Alone: the bus from when it was asked.
+  // A part alone: the bus counts from the request.
   assert_reading(times.note(moments(100, 130, 400, 500)), 270, 370, 400, 370, true);
   assert_true(times.ahead_ns(0, 1) == 30 * kUs);
-  // Asked for long ago: the bus goes on from the part before, the gap counts from the end of that one.
+  // Requested long ago: the bus continues after the previous part. The gap counts from the end of that part.
   assert_reading(times.note(moments(110, 700, 900, 1000)), 200, 300, 500, 300, true);
   assert_true(std::abs(times.ahead_ns(0, 1) - (30 + 0.3 * 80) * kUs) < 1.0);  // a gap of 200 counts as 110
-  // The CPU was the last: the bus had longer than the gap.
+  // The CPU ended last, so the bus had longer than the gap.
   assert_reading(times.note(moments(120, 1400, 1700, 1600)), 300, 300, 600, 200, true);
-  // All was there before the queries came, and then the bus waited for its buffers until they did.
+  // All keys were there before the queries came. Then the bus waited for its buffers until they came.
   assert_reading(times.note(moments(130, 1900, 1950, 1850)), 50, 50, 250, 0, true);
   assert_reading(times.note(moments(140, 2200, 2300, 2250)), 100, 100, 310, 50, false);
-  // The CPU alone, and nothing at all.
+  // The CPU alone, then no keys at all.
   assert_reading(times.note(moments(150, 2500, 2700, 0)), 200, 200, 0, 0, true);
   assert_reading(times.note(moments(160, 2900, 0, 0)), 0, 0, 0, 0, true);
-  // A call behind them all.
+  // A call that comes after all of these.
   assert_reading(times.note(moments(3000, 3010, 0, 3300)), 0, 290, 300, 290, true);
 }
 
@@ -73,16 +73,16 @@ void gaps_are_known_by_call(void**) {
   for (int step = 0; step < 30; ++step)
     for (int32_t l = 0; l < 4; ++l) call(l, 1, l == 0 ? 50 : 200);
   for (int32_t l = 0; l < 4; ++l)
-    assert_true(std::abs(times.ahead_ns(l, 1) - (l == 0 ? 110 : 260) * kUs) < kUs);  // with what ends a stream
+    assert_true(std::abs(times.ahead_ns(l, 1) - (l == 0 ? 110 : 260) * kUs) < kUs);  // includes the end of a stream
   call(1, 300, 5);
   assert_true(std::abs(times.ahead_ns(1, 512) - 65 * kUs) < 1.0 && std::abs(times.ahead_ns(1, 1) - 260 * kUs) < kUs);
   assert_true(times.ahead_ns(1, 256) == 0.0);
-  // A caller who rests is not believed at once.
+  // One long pause of the caller does not change the estimate at once.
   call(1, 1, 1e6);
   assert_true(times.ahead_ns(1, 1) < 400 * kUs);
 }
 
-// Tickets of a long append come when their rows do: the bus is busy with its pieces, but gaps are those of other calls.
+// Tickets of a long append arrive with its rows. The bus is busy with its pieces, but only other calls define gaps.
 void rows_tell_no_gap(void**) {
   PartTimes times;
   PartMoments rows = moments(100, 700, 0, 0);
@@ -102,22 +102,22 @@ void rows_tell_no_gap(void**) {
 // ---- a machine -----------------------------------------------------------------------------------------------------------
 
 constexpr int64_t kKeyBytes = 2048;
-constexpr double kTailNs = 60'000;   // of the device, behind the last key
+constexpr double kTailNs = 60'000;   // of the device, after the last key
 constexpr double kFreedNs = 48'000;  // of the device, until it has attended the first piece
 
-// ns of a key; gap: of the device, from a layer's end to the next one's queries. Two buffers of piece_keys.
+// ns of a key. gap: time of the device from a layer's end to the next layer's queries. There are two buffers of piece_keys.
 struct Machine {
   double host_ns, host_begin_ns, bus_ns, host_slowed, bus_slowed, gap_ns;
   int64_t piece_keys;
 };
 
-// Calls of one decode step after another, all layers alike, from moment to moment: the CPU from when queries come, the bus
-// as soon as there is a buffer, each slowed by the other.
+// Simulates the calls of consecutive decode steps with equal layers. The CPU works from the arrival of the queries, and the
+// bus as soon as a buffer is free. Each slows the other.
 class Steps {
  public:
   explicit Steps(const Machine& machine) : machine_(machine) {}
 
-  // ns from the end of one part to the end of this one.
+  // Returns the ns from the end of the previous part to the end of this one.
   double run(int64_t host_keys, int64_t bus_keys, PartMoments* part) {
     const double begin = end_, arrives = end_ + machine_.gap_ns;
     double host = host_keys > 0 ? static_cast<double>(host_keys) * machine_.host_ns + machine_.host_begin_ns : 0.0;
@@ -126,7 +126,7 @@ class Steps {
       pieces.push_back(static_cast<double>(std::min(machine_.piece_keys, bus_keys - k)) * machine_.bus_ns);
     const double freed = (bus_keys > machine_.piece_keys ? last_arrived_ : before_arrived_) + kFreedNs;
     double host_end = arrives, now = std::max(bus_free_, freed);
-    size_t n_sent = 0, n_ahead = 0;  // the latter: when the queries come
+    size_t n_sent = 0, n_ahead = 0;  // n_ahead: pieces sent before the queries come
     while (n_sent < pieces.size() || host > 0.0) {
       const bool is_host_busy = now >= arrives && host > 0.0,
                  may_send = n_sent < pieces.size() && (n_ahead < 2 || now >= arrives + kFreedNs);
@@ -181,7 +181,7 @@ Layer layer_of_e4m3() {
   return layer;
 }
 
-// As HandOver::learn().
+// Learns as HandOver::learn() does.
 void learn(const PartReading& reading, const PartMoments& part, int64_t host_keys, int64_t bus_keys, const BusAhead& ahead,
            Profile* profile) {
   const Layer layer = layer_of_e4m3();
@@ -205,7 +205,7 @@ struct Outcome {
   int64_t host_keys = 0;
 };
 
-// trial: what the trials say, in parts of what is.
+// trial: result of the trials as a multiple of the true time.
 void try_machine(const Machine& machine, double trial, Profile* profile) {
   const Layer layer = layer_of_e4m3();
   profile->note_bus_trial(static_cast<double>(kKeyBytes) / (machine.bus_ns * trial));
@@ -213,7 +213,7 @@ void try_machine(const Machine& machine, double trial, Profile* profile) {
   profile->note_trial(layer, 1, 16'384, (machine.host_ns * 16'384 + machine.host_begin_ns) * trial);
 }
 
-// By a new session. A step's calls are planned before the first of them is done.
+// Plans with a new session. The calls of a step are planned before the first of them ends.
 Outcome plan_steps(const Machine& machine, int64_t n_keys, Profile& profile) {
   constexpr int kSteps = 10, kSettling = 6, kCounted = 2, kLayers = 32;
   const Layer layer = layer_of_e4m3();
@@ -243,15 +243,15 @@ Outcome plan_steps(const Machine& machine, int64_t n_keys, Profile& profile) {
 
 void steps_are_as_short_as_can_be(void**) {
   const Machine machines[] = {
-      {45.0, 20'000, 37.0, 1.05, 1.1, 190'000, 8192},   // CPU and bus as fast as each other
+      {45.0, 20'000, 37.0, 1.05, 1.1, 190'000, 8192},   // CPU and bus are equally fast
       {27.0, 10'000, 37.0, 1.15, 1.05, 190'000, 8192},  // a faster CPU
-      {27.0, 10'000, 74.0, 1.1, 1.15, 5'000, 4096},     // nothing between the layers
+      {27.0, 10'000, 74.0, 1.1, 1.15, 5'000, 4096},     // no time between the layers
       {200.0, 60'000, 37.0, 1.0, 1.0, 190'000, 8192},   // a slow CPU
-      {45.0, 20'000, 37.0, 1.05, 1.1, 2'000'000, 8192}  // long between the layers: buffers are full
+      {45.0, 20'000, 37.0, 1.05, 1.1, 2'000'000, 8192}  // much time between the layers, so buffers are full
   };
   for (const Machine& machine : machines)
     for (const double trial : {0.8, 1.0, 1.2}) {
-      Profile longer;  // of sessions at one length after the other
+      Profile longer;  // of sessions at one length after another
       try_machine(machine, trial, &longer);
       for (const int64_t n_keys : {2'048, 4'096, 6'144, 16'384, 36'864, 98'304, 4'096, 16'384}) {
         double best = INFINITY;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Where the jobs of a session say that their keys are, against where that memory was placed, on machines of several nodes: a
-// CPU backend that says it has them and looks at what it is given.
+// Compares the nodes that the jobs of a session claim for their keys with the placement of that memory, on machines of
+// several nodes. The CPU backend of the test claims to have these nodes and inspects its jobs.
 #include "lib/machine/placement.h"
 
 #include <memory>
@@ -20,18 +20,18 @@ struct Placed {
   int32_t node;
 };
 
-// What happened since the last clear(). Tables are plain functions, so there is one.
+// Record of events since the last clear(). Tables are plain functions, so the record is global.
 struct Watch {
   const BackendTable* real = nullptr;
   int32_t n_nodes = 1;
   std::vector<Placed> placed;
   std::set<int32_t> job_nodes, weight_nodes;
   int64_t n_right = 0, n_wrong = 0;
-  int64_t n_copies = 0;  // runs of copied keys among the right ones
+  int64_t n_copies = 0;  // runs of copied keys among the correct ones
 
   const Placed* find(const void* data) const {
     const auto* row = static_cast<const std::byte*>(data);
-    for (size_t i = placed.size(); i-- > 0;)  // the newest: addresses come back
+    for (size_t i = placed.size(); i-- > 0;)  // newest first, because addresses are reused
       if (row >= placed[i].begin && row < placed[i].begin + placed[i].bytes) return &placed[i];
     return nullptr;
   }
@@ -97,7 +97,7 @@ tandem_layer_options layer_options(int32_t n_kv_heads) {
   return layer;
 }
 
-// With beta = 0 every key that was attended is selected: copies of thousands of rows.
+// With beta = 0 every attended key is selected, so that thousands of rows are copied.
 struct World {
   BackendTable table;
   std::shared_ptr<Engine> engine;
@@ -158,7 +158,7 @@ void jobs_are_where_their_keys_are(void**) {
     assert_true(watch.job_nodes == all);
     assert_true(watch.weight_nodes == all);
     assert_int_equal(watch.n_copies, 0);
-    world.attend(0, 1);  // reads them
+    world.attend(0, 1);  // reads the copies
     assert_all_right();
     assert_int_equal(watch.n_copies, 2 * 6);
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Splits of keys against all others there are: none takes less time than the planner's.
+// Compares the planner's splits of keys with all other splits. None may take less time.
 #include "lib/rates/planner.h"
 
 #include <algorithm>
@@ -14,7 +14,7 @@ using namespace tandem;
 
 namespace {
 
-// What a split takes, said once more: both engines from moment to moment. moved: [n_groups][kPlanColumns] keys.
+// Computes the time of a split independently, by simulating both engines. moved: [n_groups][kPlanColumns] keys.
 double simulate(const std::vector<PlanGroup>& groups, const PlanRates& rates,
                 const std::vector<std::array<int64_t, kPlanColumns>>& moved) {
   double host = 0.0, bus = 0.0, device = 0.0;
@@ -43,7 +43,7 @@ double simulate(const std::vector<PlanGroup>& groups, const PlanRates& rates,
   return std::max(now + host + bus, device);
 }
 
-// The least of all ways to move multiples of `unit` keys of each group by each column.
+// Returns the least time of all ways to move multiples of `unit` keys of each group by each column.
 double least_of_all(const std::vector<PlanGroup>& groups, const PlanRates& rates, int64_t unit,
                     std::vector<std::array<int64_t, kPlanColumns>>* moved) {
   const size_t g = moved->size();
@@ -90,11 +90,11 @@ void none_is_faster(void**) {
     const RoutePlan plan = plan_routes(groups, rates);
     std::vector<std::array<int64_t, kPlanColumns>> moved;
     const double least = least_of_all(groups, rates, 10, &moved);
-    // A key more or less than the program's optimum, which has parts of keys.
+    // One key more or less than the optimum of the linear program, which divides keys.
     const double key = 3.0 * (groups[0].host_ns * rates.host_slowed + (75.0 + 300.0) * rates.bus_slowed + 200.0);
     if (!(plan.total_ns <= least + key * 1e-9 + 1e-6 * least))
       fail_msg("problem %d: %g ns planned, %g possible", i, plan.total_ns, least);
-    // And the plan is what it says: its keys, moved in the order of the groups, take so long.
+    // The plan's time is right: moving its keys in the order of the groups takes that long.
     int64_t left[] = {plan.moved_keys[0], plan.moved_keys[1]};
     for (const PlanGroup& group : groups) {
       const int64_t s = std::min(left[0], group.n_keys), r = std::min(left[1], group.n_keys - s);
@@ -109,7 +109,7 @@ void none_is_faster(void**) {
   }
 }
 
-// The figures of one machine: 150 GB/s for the CPU, 55 for the bus, 1.1 times slower together.
+// Rates of one machine: 150 GB/s for the CPU, 55 for the bus, each 1.1 times slower when both run.
 void engines_end_together(void**) {
   PlanRates rates;
   rates.columns[kPlanStream] = {true, 4096 / 55.0, 1.0};
@@ -119,15 +119,15 @@ void engines_end_together(void**) {
   assert_true(std::abs(plan.host_ns / plan.bus_ns - 1.0) < 1e-3);
   assert_true(std::abs(plan.total_ns - 131072 * 4096 / (205.0 / 1.1)) < 1e-3 * plan.total_ns);
   assert_true(std::abs(static_cast<double>(plan.moved_keys[kPlanStream]) / 131072 - 55.0 / 205.0) < 1e-3);
-  // Few keys are not worth the beginning; many that cost the CPU much all go.
+  // A few keys are not worth the setup time of the bus. Many keys that are expensive on the CPU all go to the bus.
   rates.bus_begin_ns = 40'000.0;
   assert_int_equal(plan_routes(std::vector<PlanGroup>{{1000, 27.0}}, rates).n_moved(), 0);
   rates.host_begin_ns = 1e6;
   assert_int_equal(plan_routes(std::vector<PlanGroup>{{1000, 2700.0}}, rates).host_keys, 0);
 }
 
-// What the bus brings before the queries are there takes no time: it is worth as many keys, and where the CPU then has next
-// to nothing to do, none are left for it.
+// Transfers before the queries arrive cost the call no time, so the bus gets that many keys more. If the CPU would then have
+// almost nothing to do, the bus gets all keys.
 void bus_begins_ahead(void**) {
   PlanRates rates;
   rates.columns[kPlanStream] = {true, 40.0, 0.0};

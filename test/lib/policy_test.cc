@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The HGCA rule on plain data, the options of sessions, the length of evictions.
+// The HGCA rule on plain data, the options of sessions, and the length of evictions.
 #include "lib/policy/policy.h"
 
 #include <cmath>
@@ -35,7 +35,7 @@ void keeps_what_any_head_keeps(void**) {
   options.halo_len = 0;
   options.window_len = 10;
   options.beta = 1.0f;
-  // Threshold 1 / 10 at eviction: strictly above.
+  // The threshold at eviction is 1 / 10, and a MAW must exceed it.
   const std::vector<std::vector<float>> maw = {{0.0f, 0.11f, 0.1f, 0.05f, 0.0f}, {0.2f, 0.0f, 0.1f, 0.09f, 0.0f}};
   assert_true(select(options, true, 1000, maw) == (std::vector<int32_t>{0, 1}));
   options.beta = 0.85f;
@@ -50,7 +50,7 @@ void threshold_follows_the_host_size(void**) {
   const std::vector<std::vector<float>> maw = {{0.0f, 0.02f, 0.009f, 0.011f}};
   assert_true(select(options, false, 100, maw) == (std::vector<int32_t>{1, 3}));
   assert_true(select(options, true, 100, maw).empty());
-  options.beta = 0.0f;  // everything that was ever attended
+  options.beta = 0.0f;  // selects every key that was ever attended
   assert_true(select(options, false, 100, maw) == (std::vector<int32_t>{1, 2, 3}));
   options.beta = 1.0f;  // no division by zero
   assert_true(select(options, false, 0, maw).empty());
@@ -60,10 +60,10 @@ void strong_keys_keep_their_halo(void**) {
   PolicyOptions options;
   options.beta = 1.0f;
   options.halo_len = 2;
-  // Threshold 1 / 200. The halo of a second strong key begins anew; a key that is kept but not strong has none.
+  // Threshold 1 / 200. A second strong key restarts the halo. A key that is kept but not strong has no halo.
   const std::vector<std::vector<float>> maw = {{0.0f, 0.5f, 0.0f, 0.02f, 0.0f, 0.0f, 0.0f, 0.006f, 0.0f}};
   assert_true(select(options, false, 200, maw) == (std::vector<int32_t>{1, 2, 3, 4, 5, 7}));
-  // It goes on in the next block of tokens.
+  // The halo continues in the next block of tokens.
   float next[3] = {0.0f, 0.0f, 0.0f};
   const float* rows[] = {next};
   int64_t halo_left = 2;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Long appends: how long their chunks are, which KV heads go together, what that takes.
+// Long appends: the length of their chunks, the KV heads that go together, and the memory that they need.
 #include "lib/routes/prefill_size.h"
 
 #include <algorithm>
@@ -34,7 +34,7 @@ PrefillSize size_of(const Layer& layer, const PrefillTerms& terms, int64_t n_que
   return size;
 }
 
-// Equal ones, of whole tickets, none longer than was asked for; states of a group have a bound.
+// Chunks have equal lengths of whole tickets, and none is longer than requested. The states of a group are bounded.
 void chunks(void**) {
   for (const int64_t wanted : {0, 100, 512, 700, 4096, 1 << 20})
     for (const int64_t n_queries : {1, 513, 5000, 16384, 16385, 100'000})
@@ -44,9 +44,9 @@ void chunks(void**) {
         const int64_t most = wanted == 0 ? kMostAppend : wanted, ticket = std::min<int64_t>(512, most);
         assert_int_equal(size.n_tokens % ticket, 0);
         assert_in_range(size.n_tokens, ticket, std::max(ticket, most));
-        assert_true(tickets_of(size.n_tokens) <= n_tasks_of(1));  // of a session of one layer, all of which are needed
+        assert_true(tickets_of(size.n_tokens) <= n_tasks_of(1));  // a session of one layer, whose tasks are all needed
         const int64_t n_chunks = (n_queries + size.n_tokens - 1) / size.n_tokens;
-        assert_true(n_chunks * size.n_tokens - n_queries < n_chunks * ticket + ticket);  // none is much shorter
+        assert_true(n_chunks * size.n_tokens - n_queries < n_chunks * ticket + ticket);  // no chunk is much shorter
         assert_true(size.lse_at - size.o_at <= 96 * kMiB);
         assert_in_range(size.room_tokens, size.n_tokens, std::max(ticket, most));
         if (wanted == 0) assert_int_equal(size.room_tokens, size.n_tokens);
@@ -55,11 +55,12 @@ void chunks(void**) {
         const int64_t row_bytes = plane_bytes(layer).total() * layer.n_kv_heads * size.room_tokens;
         assert_in_range(size.rows_bytes, row_bytes, row_bytes + kPlanes * 255);
         assert_int_equal(size.area_bytes, size.rows_at + 2 * size.rows_bytes);
-        assert_int_equal(size.o_at, (size.room_tokens + kDevicePageLen - 1) / kDevicePageLen * terms_of(layer, 0, wanted).layer_page_bytes);
+        assert_int_equal(size.o_at, (size.room_tokens + kDevicePageLen - 1) / kDevicePageLen *
+                                        terms_of(layer, 0, wanted).layer_page_bytes);
       }
 }
 
-// What is asked for; else nothing that the model calls slower than another.
+// Groups follow the request. Otherwise they are as large as the model allows without becoming slower.
 void groups(void**) {
   const Layer layer = layer_of(8, 4);
   for (const int32_t heads : {1, 2, 3, 8, 100})
@@ -76,7 +77,7 @@ void groups(void**) {
     }
 }
 
-// Memory is planned for appends of append_tokens: longer ones, in chunks of no more, do not take more.
+// Memory is planned for appends of append_tokens. Longer appends use chunks of at most that length and need no more memory.
 void takes_what_is_planned(void**) {
   PolicyOptions options;
   const Layer layer = layer_of(8, 4);
@@ -101,7 +102,7 @@ void takes_what_is_planned(void**) {
         }
 }
 
-// None while the window is not full; in layers with sliding windows from where the first query sees them.
+// No keys until the window is full. In layers with sliding windows, keys begin at the first query's window.
 void keys_of_appends(void**) {
   PolicyOptions options;
   options.window_len = 1024;
@@ -118,7 +119,7 @@ void keys_of_appends(void**) {
   assert_true(of(8192, 600).first == 983 && of(8192, 600).end == 1495);
 }
 
-// As many tiles of a head as there are blocks are fine; a few more make a second wave.
+// As many tiles of a head as the device has blocks are efficient. A few more tiles cause a second wave.
 void fills_the_device(void**) {
   const Layer layer = layer_of(8, 4);
   const auto ns = [&](int32_t heads, int64_t n_queries) {
@@ -129,8 +130,8 @@ void fills_the_device(void**) {
   assert_true(size_of(layer, terms_of(layer), 10'240, 100'000).layout.n_heads > 1);
 }
 
-// Kernels that take twice as long over a tile, of other types or on another device, are seen in what is planned; few queries
-// wait for the bus all the same.
+// If kernels take twice as long for a tile, because of other types or another device, the plan follows. A few queries still
+// wait for the bus.
 void follows_the_kernels(void**) {
   const Layer layer = layer_of(8, 4);
   const auto ns = [&](int64_t n_queries, double tile_ns) {
@@ -140,7 +141,7 @@ void follows_the_kernels(void**) {
   assert_true(ns(10'240, 3000.0) < 2.0 * ns(10'240, 1500.0));
   assert_true(ns(600, 300.0) == ns(600, 150.0));
   assert_true(assumed_tile_ns(layer_of(8, 4, 64)) == assumed_tile_ns(layer) / 2);
-  // A wave over a piece, tried alone, is what is planned for pieces of one wave.
+  // The measured time of a wave over a piece, run alone, becomes the planned time of pieces of one wave.
   const int64_t n_wave = queries_of_a_wave(layer_of(2, 4), 132), n_piece = 16'384;
   const StreamLayout of_two = size_of(layer, terms_of(layer, 2), n_wave, n_piece).layout;
   assert_int_equal(of_two.piece_len(), n_piece);
@@ -148,7 +149,8 @@ void follows_the_kernels(void**) {
   assert_true(planned > 0.999 * 4 * tried && planned < 1.001 * 4 * tried);
 }
 
-// Beside pieces that take long enough; where those of two heads do not, four have the rows done when they are.
+// Rows may be computed beside pieces that take long enough. If pieces of two heads are too short, four heads give the rows
+// enough time.
 void rows_may_have_time(void**) {
   const Layer layer = layer_of(8, 4);
   assert_true(size_of(layer, terms_of(layer), 10'240, 100'000).rows_have_time);

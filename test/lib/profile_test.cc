@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What the engine knows of its routes, and how parts of calls correct it; the plans that come of it.
+// The engine's knowledge of its routes, the corrections by parts of calls, and the resulting plans.
 #include "lib/rates/profile.h"
 
 #include <algorithm>
@@ -28,7 +28,7 @@ Layer layer_of(int32_t n_kv_heads) {
 
 bool is_near(double a, double b, double share) { return std::abs(a - b) <= share * std::abs(b); }
 
-// Of layers of one shape, whichever they are.
+// Rates of long appends are kept for the shape of a layer, not for the single layer.
 void long_appends_have_their_own(void**) {
   Profile profile;
   Layer codes = layer_of(8);
@@ -38,11 +38,11 @@ void long_appends_have_their_own(void**) {
   profile.note_prefill_trial(codes, 2800.0);
   assert_true(profile.prefill_tile_ns(layer_of(8)) == 1700.0 && profile.prefill_tile_ns(codes) == 2800.0);
   assert_true(profile.prefill_tile_ns(layer_of(2)) == 0.0);
-  // Appends of a device that slows down under load: as much longer as they were expected to take, step by step.
+  // On a device that slows down under load, appends take longer than expected. The estimate grows step by step.
   for (int i = 0; i < 40; ++i)
     profile.note_prefill(codes, profile.prefill_tile_ns(codes), 1e6 * profile.prefill_tile_ns(codes), 1e6 * 3200.0);
   assert_true(is_near(profile.prefill_tile_ns(codes), 3200.0, 1e-3) && profile.prefill_tile_ns(layer_of(8)) == 1700.0);
-  profile.note_prefill(layer_of(2), 1650.0, 1e6, 2e6);  // of what was assumed, where there was no trial
+  profile.note_prefill(layer_of(2), 1650.0, 1e6, 2e6);  // relative to the assumed rate, because there was no trial
   assert_true(profile.prefill_tile_ns(layer_of(2)) == 3300.0);
 }
 
@@ -51,7 +51,7 @@ void parts_replace_trials(void**) {
   Profile profile;
   constexpr int64_t kKeys = 100'000, kBytes = kKeys * kKeyBytes;
   assert_false(profile.knows_bus());
-  assert_true(profile.stream_ns(kBytes) > 1e300);  // never, until it is measured
+  assert_true(profile.stream_ns(kBytes) > 1e300);  // infinite until it is measured
   assert_true(profile.host_ns(layer, 16, kKeys) == 0.0);
   profile.note_bus_trial(50.0);
   assert_true(profile.knows_bus());
@@ -62,27 +62,28 @@ void parts_replace_trials(void**) {
   assert_true(profile.host_ns(layer, 1, kKeys) < profile.stream_ns(kBytes));
   assert_true(profile.host_ns(layer, 512, kKeys) > profile.stream_ns(kBytes));
   assert_true(profile.host_ns(other, 512, kKeys) == 0.0);
-  // Half the queries of a class that is known, and a class that is not, by the next one.
+  // Half the queries of a known class, and a class without data, which uses the next one.
   const double whole = profile.host_ns(layer, 512, kKeys);
   assert_true(profile.host_ns(layer, 256, kKeys) == whole / 2);
-  // A trial counts for less, until a part has told: from then on trials say nothing.
+  // A trial counts for less than a part. After the first part, trials change nothing.
   profile.note_trial(other, 512, 1000, 1'000'000.0);
   assert_true(is_near(profile.host_ns(other, 512, kKeys), 0.8 * whole, 1e-9));
   profile.note_host(other, 512, 1000, 1'100'000.0);
   profile.note_trial(other, 512, 1000, 1.0);
   assert_true(is_near(profile.host_ns(other, 512, kKeys), 1.1 * whole, 1e-9));
-  // The CPU's own parts correct what was measured, a step at a time.
+  // The CPU's own parts correct the measured rate, one step at a time.
   profile.note_host(layer, 512, 1000, 1.0);
-  assert_true(profile.host_ns(layer, 512, kKeys) > 0.8 * whole);  // one of them does not turn everything over
+  assert_true(profile.host_ns(layer, 512, kKeys) > 0.8 * whole);  // one part does not change the estimate much
   for (int i = 0; i < 40; ++i) profile.note_host(layer, 512, 1000, 10'000.0);
   assert_true(profile.host_ns(layer, 512, kKeys) < profile.stream_ns(kBytes));
-  profile.note_host(layer, 512, 0, 10.0);  // nothing was attended: nothing is learned
+  profile.note_host(layer, 512, 0, 10.0);  // a part without keys teaches nothing
   assert_true(profile.host_ns(layer, 512, kKeys) > 0.0);
 }
 
-// A machine whose rates the profile does not know: what its parts take, and the splits that the profile makes of that.
+// A machine whose rates the profile does not know: the times of its parts, and the splits that the profile derives from
+// them.
 struct Machine {
-  double host_ns, bus_ns, host_slowed, bus_slowed;  // of a key
+  double host_ns, bus_ns, host_slowed, bus_slowed;  // for one key
 
   JointPart run(const CallPlan& plan, int64_t n_keys) const {
     const int64_t streamed = plan.n_streamed();
@@ -101,7 +102,7 @@ void splits_converge(void**) {
   constexpr int64_t kKeys = 131'072;
   const Layer layer = layer_of(8);
   for (const Machine& machine : {Machine{27, 74, 1.1, 1.15}, Machine{60, 74, 1.3, 1.05}, Machine{27, 74, 1.0, 1.0}})
-    for (const double trial : {0.4, 1.0, 2.0}) {  // what the trials say of it
+    for (const double trial : {0.4, 1.0, 2.0}) {  // the trials' times as a multiple of the true ones
       Profile profile;
       profile.note_bus_trial(kKeyBytes / (machine.bus_ns * 1.05));
       profile.note_trial(layer, 1, 1000, 1000 * machine.host_ns * trial / 0.8);
@@ -128,12 +129,13 @@ void splits_converge(void**) {
     }
 }
 
-// Parts of a model's layers, between which the bus has time; the CPU's workers wake, and a copy ends, when they do.
+// Parts of a model's layers, with time for the bus between them. A part includes the wake-up of the CPU's workers and the
+// end of a copy.
 struct Layers {
   Machine machine;
   double host_begin_ns, bus_end_ns, gap_ns;
 
-  // As lib/device/hand_over.cc tells what a part of so many keys took. Returns that.
+  // Runs a part and notes its time as lib/device/hand_over.cc does. Returns that time.
   double run(Profile* profile, const Layer& layer, int64_t n_keys) const {
     CallPlan plan;
     constexpr int64_t kRoom = int64_t{32} << 20;
@@ -163,7 +165,8 @@ struct Layers {
   }
 };
 
-// What is learned of few keys, where beginning and ending is most of a part, is forgotten soon where there are many.
+// With few keys, setup and end dominate the time of a part. The estimates from such parts adapt soon when there are many
+// keys.
 void short_parts_mislead_not_for_long(void**) {
   const Layer layer = layer_of(8);
   for (const Machine& machine : {Machine{80, 74, 1.1, 1.15}, Machine{35, 74, 1.2, 1.2}, Machine{27, 74, 1.0, 1.0}})
@@ -185,7 +188,7 @@ void short_parts_mislead_not_for_long(void**) {
       }
 }
 
-// A CPU that others had for a while gets keys again, and gets none while it would take longer over the fewest.
+// A CPU that was busy with other work gets keys again later. It gets none while even the fewest keys would take it longer.
 void what_was_slow_is_tried_again(void**) {
   constexpr int64_t kKeys = 131'072;
   const Layer layer = layer_of(8);
@@ -218,15 +221,15 @@ void sequences_are_cut(void**) {
   plan.add(2, 1, 0, 0);
   plan.add(3, 1, 0, 40'000);
   plan.make(profile, layer, kKeyBytes);
-  const std::vector<PlannedKeys>& keys = plan.keys();  // the dearest first, then the longest
+  const std::vector<PlannedKeys>& keys = plan.keys();  // most expensive keys first, then the longest
   assert_int_equal(keys.size(), 3);
   assert_int_equal(keys[0].call, 1);
-  assert_int_equal(keys[0].cpu_begin, 5'000);  // all of it
+  assert_int_equal(keys[0].cpu_begin, 5'000);  // all of the call's keys
   assert_int_equal(keys[1].call, 3);
   assert_true(keys[1].cpu_begin > 0 && keys[1].cpu_begin < 40'000 && keys[1].cpu_begin % 64 == 0);
   assert_int_equal(keys[2].call, 0);
   assert_int_equal(keys[2].cpu_begin, 100);
-  // Where keys are dear, a few of them that the CPU could have are not worth it: what splits are rounded by takes as long.
+  // If keys are expensive, the CPU gets none when it could have only a few: the rounding of splits costs as much time.
   Profile dear;
   dear.note_bus_trial(50.0);
   dear.note_host(layer, 512, 1000, 20'000'000.0);
@@ -234,7 +237,7 @@ void sequences_are_cut(void**) {
   all.add(0, 512, 0, 40'000);
   all.make(dear, layer, kKeyBytes);
   assert_int_equal(all.n_streamed(), 40'000);
-  // A share that is given is that of each.
+  // A given share applies to each call.
   plan.give(profile, layer, kKeyBytes, 0.25);
   for (const PlannedKeys& one : plan.keys()) {
     assert_true(std::abs(one.cpu_begin - one.begin - (one.end - one.begin) / 4) <= 8);
@@ -244,7 +247,7 @@ void sequences_are_cut(void**) {
   assert_int_equal(plan.n_streamed(), 19'900 + 5'000 + 40'000);
   plan.give(profile, layer, kKeyBytes, 0.0);
   assert_int_equal(plan.n_streamed(), 0);
-  // One of keys that are rebuilt is that of all: sequences as a whole, up to the end of a page in the last of them.
+  // A given share of rebuilt keys applies to the total: whole sequences, and the last of them up to the end of a page.
   CallPlan rebuilt;
   for (size_t call = 0; call < 8; ++call) rebuilt.add(call, 1, 0, 112);
   for (const double share : {1e-3, 0.25, 0.3, 0.9, 1.0}) {
@@ -254,12 +257,12 @@ void sequences_are_cut(void**) {
     for (const PlannedKeys& one : rebuilt.keys())
       assert_int_equal(one.rebuilt_end, static_cast<int64_t>(one.call) < n_whole ? 112 : 0);
   }
-  // Nobody has measured: nothing is said of the time.
+  // Without measurements the plan predicts no time.
   plan.give(Profile(), layer, kKeyBytes, 0.5);
   assert_true(plan.plan().total_ns == 0.0);
 }
 
-// Llama-3-8B has 8 KV heads, and hidden states twice as large as K and V; with 32 KV heads they are half as large.
+// Llama-3-8B has 8 KV heads, and its hidden states are twice as large as K and V. With 32 KV heads they are half as large.
 void hidden_states_pay_where_they_are_less(void**) {
   constexpr int64_t kKeys = 100'000;
   Projection projection;
@@ -277,7 +280,7 @@ void hidden_states_pay_where_they_are_less(void**) {
     CallPlan plan;
     plan.add(0, 1, 0, kKeys);
     plan.make(profile, layer, key_bytes, terms);
-    assert_int_equal(plan.n_rebuilt(), 0);  // nobody knows what making them takes
+    assert_int_equal(plan.n_rebuilt(), 0);  // the time to make keys is unknown
     assert_false(profile.knows_rebuild(layer));
     profile.note_rebuild_trial(layer, 100.0);
     assert_true(profile.knows_rebuild(layer));
@@ -286,26 +289,26 @@ void hidden_states_pay_where_they_are_less(void**) {
     assert_int_equal(plan.n_streamed(), kKeys);
     assert_int_equal(plan.n_rebuilt(), n_kv_heads == 32 ? kKeys : 0);
     assert_true((plan.predict_rebuilt_ns() < plan.predict_ns(1.0)) == (n_kv_heads == 32));
-    // The bus, which is slower beside products, and the last piece's making behind it.
-    const double expected = 60'000.0 + 1.15 * 8192.0 / 50.0 * kKeys + 2048 * 100.0;  // to begin first
+    // The bus, which is slower while products run, and then the making of the last piece's keys.
+    const double expected = 60'000.0 + 1.15 * 8192.0 / 50.0 * kKeys + 2048 * 100.0;  // 60 us of setup
     assert_true(is_near(plan.predict_rebuilt_ns(), expected, 0.001));
-    plan.make(profile, layer, key_bytes);  // of a session that may not
+    plan.make(profile, layer, key_bytes);  // a session that may not rebuild
     assert_int_equal(plan.n_rebuilt(), 0);
-    // The device takes longer than the bus would for K and V: a part of them at most.
+    // The device takes longer than the bus would take for K and V, so it makes at most a part of the keys.
     profile.note_rebuild_trial(layer, 400.0);
     plan.make(profile, layer, key_bytes, terms);
     const double of_bus = static_cast<double>(key_bytes) / 50.0, of_x = 1.15 * 8192.0 / 50.0;
     const double share = n_kv_heads == 32 ? of_bus / (of_bus - of_x + 400.0) : 0.0;
     assert_true(std::abs(static_cast<double>(plan.n_rebuilt()) - share * kKeys) < 0.01 * kKeys);
-    // A share that is given: whole pages.
+    // A given share is rounded to whole pages.
     plan.give(profile, layer, key_bytes, 1.0, {true, 0.25, 2048, 6144});
     assert_int_equal(plan.n_rebuilt(), (kKeys / 4 + 127) / 128 * 128);
     assert_int_equal(plan.n_streamed(), kKeys);
   }
 }
 
-// Parts say how slow the bus is beside products, how long the device takes behind it, and a key where the device is the
-// slower: then that is what such a part is expected to take.
+// Parts show how slow the bus is while products run, and how long the device takes after it. If the device is the slower
+// one, they show its time for a key. The prediction for such a part then equals its time.
 void making_keys_is_learned(void**) {
   constexpr int64_t kKeys = 8192, kXBytes = 8192;
   Projection projection;
@@ -324,42 +327,43 @@ void making_keys_is_learned(void**) {
     plan.give(profile, layer, 32 * 128 * 4, 1.0, {true, 1.0, 768, 6144});
     return plan.plan().total_ns;
   };
-  // The bus brings 45 bytes in a ns, 300 us of it before the queries come, and the device ends 250 us behind it.
+  // The bus brings 45 bytes per ns, starting 300 us before the queries come. The device ends 250 us after the bus.
   const double by_bus = static_cast<double>(kKeys * kXBytes) / 45.0;
   RebuiltTimes times{kKeys * kXBytes, kKeys, by_bus, by_bus - 300'000.0, 0.0, by_bus, true};
   for (int part = 0; part < 40; ++part) profile.note_rebuilt(layer, times);
   assert_true(is_near(predicted(300'000.0), by_bus, 0.01));
-  assert_true(is_near(profile.stream_ns(50'000'000), 1e6 + 60'000.0, 1e-6));  // nothing is said of other keys
+  assert_true(is_near(profile.stream_ns(50'000'000), 1e6 + 60'000.0, 1e-6));  // nothing is learned about other keys
   assert_int_equal(profile.as_keys(layer, 45'000), 50'000);
-  // What shared the bus says when it ended, not how fast either came.
+  // A part that shared the bus shows when it ended, but not the rate of either transfer.
   RebuiltTimes beside{0, kKeys, 1e7, 1e6, 1e6, 1e6 + 500'000.0, true};
   for (int part = 0; part < 40; ++part) profile.note_rebuilt(layer, beside);
   assert_true(is_near(predicted(300'000.0), by_bus + 200'000.0, 0.01));
   assert_int_equal(profile.as_keys(layer, 45'000), 50'000);
-  // The CPU ended behind both: what follows its answer is that of splits alone.
+  // The CPU ended after both. The time after its answer only applies to splits.
   for (int part = 0; part < 40; ++part) profile.note_rebuilt(layer, {0, kKeys, 1e6, 1e6, 2e6, 2e6 + 120'000.0, true});
   assert_true(is_near(predicted(300'000.0), by_bus + 200'000.0, 0.01));
   assert_true(is_near(profile.rates(layer, 1, 32 * 128 * 4).rebuilt_host_end_ns, 120'000.0, 0.01));
-  // Of a bus that waited nothing is learned but what the device takes.
+  // If the bus waited, the part only shows the time of the device.
   times = {kKeys * kXBytes, kKeys, 3.0 * by_bus, 1e6, 0.0, 3.0 * by_bus, true};
   for (int part = 0; part < 40; ++part) profile.note_rebuilt(layer, times);
   assert_int_equal(profile.as_keys(layer, 45'000), 50'000);
   assert_true(is_near(predicted(300'000.0), 3.0 * by_bus + 768 * kXBytes / 45.0, 0.01));
-  // It has become faster: that is seen at once.
+  // The bus has become faster, which is noticed at once.
   times = {kKeys * kXBytes, kKeys, by_bus, by_bus - 300'000.0, 0.0, by_bus, true};
   for (int part = 0; part < 40; ++part) profile.note_rebuilt(layer, times);
   assert_true(is_near(predicted(300'000.0), by_bus + 768 * kXBytes / 45.0, 0.02));
-  profile.note_rebuilt(layer, {kKeys * kXBytes, kKeys, by_bus, 0.0, 0.0, 0.0, true});  // nobody saw its end
+  profile.note_rebuilt(layer, {kKeys * kXBytes, kKeys, by_bus, 0.0, 0.0, 0.0, true});  // its end was not measured
   assert_true(is_near(predicted(300'000.0), by_bus + 768 * kXBytes / 45.0, 0.02));
-  // Hidden states that were all there when the queries came may have been made into keys by then, however slow that is.
+  // If all hidden states were there when the queries came, their keys may also have been made by then, however slow that
+  // is. Nothing is learned.
   const double before = predicted(300'000.0);
   for (int part = 0; part < 40; ++part)
     profile.note_rebuilt(layer, {kKeys * kXBytes, kKeys, by_bus, 0.0, 0.0, 50'000.0, true});
   assert_true(is_near(predicted(300'000.0), before, 1e-6));
 }
 
-// A plan that rebuilds nothing has only the buffers of K and V filled ahead, and a first part that took much longer than
-// those to come does not keep plans from rebuilding.
+// A plan that rebuilds nothing only fills buffers of K and V ahead. A first part that took much longer than later parts
+// does not keep later plans from rebuilding.
 void making_keys_is_not_misjudged(void**) {
   constexpr int64_t kKeys = 20'000, kXBytes = 8192, kBytes = 32 * 128 * 4;
   Projection projection;
@@ -388,7 +392,7 @@ void making_keys_is_not_misjudged(void**) {
   profile.note_rebuilt(layer, {0, kKeys, by_bus, by_bus, 5e6, by_bus + 50e6, true});
   with.make(profile, layer, kBytes, terms);
   assert_true(with.n_rebuilt() > 0);
-  // Nor do many, for ever.
+  // Many such parts do not do so forever.
   for (int part = 0; part < 60; ++part) {
     profile.note_rebuilt(layer, {kKeys * kXBytes, kKeys, 1000.0 * by_bus, by_bus, 0.0, 1000.0 * by_bus, true});
     profile.note_rebuilt(layer, {0, kKeys, by_bus, by_bus, 5e6, by_bus + 50e6, true});

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// How tokens are cut into the pieces that the route "recompute" makes keys of.
+// Cuts tokens into the pieces from which route "recompute" makes keys.
 #include "lib/pieces/rebuilt_pieces.h"
 
 #include <algorithm>
@@ -22,7 +22,7 @@ RebuildLayout layout_of(int64_t n_pages) {
   return layout;
 }
 
-// Each token once and in order, no page of a piece twice, and no more than were counted.
+// Each token occurs once and in order, no page occurs twice in a piece, and there are no more pieces than were counted.
 void every_token_has_a_place(void**) {
   reference::Random random(5);
   for (int round = 0; round < 3000; ++round) {
@@ -68,7 +68,7 @@ void every_token_has_a_place(void**) {
   }
 }
 
-// However large a buffer is, a piece is of no more hidden states than a device makes keys of at once.
+// However large a buffer is, a piece has at most as many hidden states as a device turns into keys at once.
 void large_buffers_hold_what_devices_take(void**) {
   Projection projection;
   projection.hidden_dim = 8;
@@ -86,7 +86,7 @@ void large_buffers_hold_what_devices_take(void**) {
   }
 }
 
-// Sequences that continue fill a piece before the next begins.
+// Further sequences fill a piece before the next one begins.
 void pieces_are_shared(void**) {
   RebuiltPieces pieces;
   const RebuildLayout layout = layout_of(4);
@@ -96,7 +96,7 @@ void pieces_are_shared(void**) {
   assert_int_equal(pieces.pieces.size(), 3);
 }
 
-// The first and the last, where it is known how many there will be.
+// The first and the last piece are short if the number of pieces is known.
 void pieces_at_the_ends_are_short(void**) {
   for (int64_t n_pages = 1; n_pages <= 40; ++n_pages) {
     RebuiltPieces pieces;
@@ -108,7 +108,7 @@ void pieces_at_the_ends_are_short(void**) {
   }
 }
 
-// All of both, and never more of one than there is of the other, but for a piece.
+// Pieces of both kinds take turns until all are sent. Neither kind gets ahead of the other by more than one piece.
 void pieces_take_turns(void**) {
   std::vector<Launch> launches;
   for (size_t n_streamed = 0; n_streamed <= 12; ++n_streamed)
@@ -131,7 +131,7 @@ void shares_end_with_pages(void**) {
   assert_int_equal(rebuilt_tokens(2000, 5, 1000), 995);
   assert_int_equal(rebuilt_tokens(995, 5, 1000), 995);
   assert_int_equal(rebuilt_tokens(500, 0, 1000), 512);
-  assert_int_equal(rebuilt_tokens(500, 7, 1000), 505);  // up to token 512
+  assert_int_equal(rebuilt_tokens(500, 7, 1000), 505);  // rounded up to token 512
   assert_int_equal(rebuilt_tokens(1, 0, 1000), 128);
   assert_int_equal(rebuilt_tokens(1, 0, 50), 50);
   assert_int_equal(rebuilt_tokens(990, 0, 1000), 1000);

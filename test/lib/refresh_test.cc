@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Selections of thousands of tokens: copies in several chunks, moving averages in several blocks, no wait after an append.
+// Selections of thousands of tokens: copies in several chunks, moving averages in several blocks, and no wait after an
+// append.
 #include <cmath>
 #include <string>
 #include <vector>
@@ -44,7 +45,7 @@ tandem_session_options session_options(const char* policy, float beta) {
   return options;
 }
 
-// With beta = 0 every key that was attended is selected: the answer is that of all keys.
+// With beta = 0 every attended key is selected, so the answer equals that of all keys.
 struct World {
   tandem::Engine engine;
   tandem::Model model;
@@ -95,8 +96,8 @@ struct World {
       for (size_t j = 0; j < got.size(); ++j) assert_true(std::fabs(got[j] - wanted[j]) <= 2e-5f);
     }
   }
-  int64_t outside() const { return cache.length(sequence) - kWindow - 2; }  // at least so many tokens; blocks are of 2
-  int64_t copied_bytes() {  // at rest: where rows move to a larger chunk both are there for a moment
+  int64_t outside() const { return cache.length(sequence) - kWindow - 2; }  // a lower bound; blocks have 2 tokens
+  int64_t copied_bytes() {  // call it at rest: while rows move to a larger chunk, both chunks exist
     engine.drain();
     return cache.stats().selection_bytes;
   }
@@ -109,25 +110,25 @@ void copies_grow_in_chunks(void**) {
   world.feed(40);
   world.feed_and_compare(1500);
   assert_true(world.copied_bytes() >= (world.outside() - kSinks) * kRowBytes);
-  assert_true(world.copied_bytes() <= (world.outside() + 2) * kRowBytes);  // what the plan promises
-  // A fork has copies of its own, and both go on.
+  assert_true(world.copied_bytes() <= (world.outside() + 2) * kRowBytes);  // the plan's promise
+  // A fork has copies of its own. Both sequences continue.
   const int64_t first = world.sequence, fork = world.cache.fork(first);
   world.sequence = fork;
   world.feed_and_compare(20);
   world.sequence = first;
   world.feed_and_compare(20);
-  // Cut within a chunk, then rows move over the border of chunks, and growing begins again.
+  // Truncates within a chunk. Then rows move across a border of chunks, and growth begins again.
   world.cache.truncate(first, 1300);
   world.feed_and_compare(20);
   world.cache.remove(first, 300, 400);
   world.feed_and_compare(700);
-  world.feed(40);  // all keys judged anew, copied anew
+  world.feed(40);  // judges and copies all keys anew
   world.feed_and_compare(600);
   world.sequence = fork;
   world.feed_and_compare(1);
 }
 
-// Where the cap leaves no room for a copy, or for its next chunk, rows are read where they are.
+// If the cap leaves no room for a copy or for its next chunk, rows are read from the store.
 void cap_leaves_no_room(void**) {
   World whole(0.0f);
   whole.feed(40);
@@ -143,12 +144,12 @@ void cap_leaves_no_room(void**) {
   }
 }
 
-// Weights of an append's queries, in double, as shares of all selected keys.
+// Computes the weights of an append's queries in double, as shares of all selected keys.
 void moving_averages_span_blocks(void**) {
   constexpr int64_t kPast = 5000, kNew = 50, kLength = kPast + kNew;
   World world(0.0f);
-  // The first tokens follow those of another sequence, in the middle of memory that is used up first: runs of pages and
-  // blocks of the moving average end at different tokens.
+  // The first tokens fill the rest of memory that another sequence has begun. Runs of pages and blocks of the moving
+  // average therefore end at different tokens.
   const int64_t sequence = world.sequence;
   world.sequence = world.cache.create_sequence();
   world.feed(10);
@@ -194,7 +195,7 @@ void moving_averages_span_blocks(void**) {
   }
 }
 
-// Whoever computes what: the same bits.
+// The bits are the same for any number of threads.
 void same_for_any_number_of_threads(void**) {
   std::vector<std::vector<float>> answers;
   std::vector<std::vector<int64_t>> kept;
@@ -214,7 +215,7 @@ void same_for_any_number_of_threads(void**) {
   }
 }
 
-// A re-evaluation is done when its append returns: the statistics know of a wait from its first nanosecond on.
+// A re-evaluation is done when its append returns. The statistics would count even a wait of one nanosecond.
 void no_step_waits_for_an_append(void**) {
   World world(1.0f);
   world.feed(40);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Walks over stored rows, compared with the address of each row by itself.
+// Compares walks over stored rows with the address of each single row.
 #include "lib/store/row_cursor.h"
 
 #include <random>
@@ -14,7 +14,7 @@ namespace {
 constexpr int64_t kPageLen = 16, kExtentPages = 4, kExtentTokens = kPageLen * kExtentPages;
 constexpr int32_t kHeads = 3;
 
-// A layer whose planes lie in an extent one behind the other: K, V, their scales, and hidden states.
+// Returns a layer whose planes follow each other in an extent: K, V, their scales, and hidden states.
 LayerPlanes make_planes(bool keeps_hidden) {
   static Projection projection;
   projection.hidden_dim = 32;
@@ -23,7 +23,7 @@ LayerPlanes make_planes(bool keeps_hidden) {
   layer.group_size = 1;
   layer.k_head_dim = 32;
   layer.v_head_dim = 64;
-  layer.k_type = TANDEM_BF16;  // has no scales
+  layer.k_type = TANDEM_BF16;  // without scales
   layer.v_type = TANDEM_Q8_0;
   if (keeps_hidden) layer.projection = &projection, layer.x_type = TANDEM_F16;
   LayerPlanes planes(layer);
@@ -49,7 +49,7 @@ class Case {
       extent.resize(static_cast<size_t>(bytes));
       extents_.push_back(extent.data());
     }
-    // Each page follows the one before it half of the time.
+    // Half of the pages follow the page before them.
     for (int32_t i = 0; i < 12; ++i)
       pages_.push_back(i > 0 && pages_.back() < 11 && pick(2) == 0 ? pages_.back() + 1 : static_cast<int32_t>(pick(12)));
     int32_t position = 0;
@@ -59,7 +59,7 @@ class Case {
   int64_t pick(int64_t n) { return std::uniform_int_distribution<int64_t>(0, n - 1)(random_); }
   StoreView view() const { return {&planes_, extents_, pages_, positions_, kPageLen, kExtentPages}; }
 
-  // The walk that needs no thought: token by token.
+  // Walks token by token.
   Walked row_of(int32_t plane, int32_t head, int64_t token) const {
     const int32_t page = pages_[static_cast<size_t>(token / kPageLen)];
     std::byte* const extent = extents_[static_cast<size_t>(page / kExtentPages)];
@@ -112,7 +112,7 @@ class Case {
   }
 
  private:
-  // Whether a token's row is the one behind that of the token before it, in the same extent.
+  // Returns whether a token's row follows that of the token before it, in the same extent.
   bool follows(int64_t token) const {
     const int32_t page = pages_[static_cast<size_t>(token / kPageLen)];
     const int32_t before = pages_[static_cast<size_t>((token - 1) / kPageLen)];
@@ -129,7 +129,7 @@ class Case {
         assert_ptr_equal(planes_.planes[kPlaneK].row({run.extent, run.row + i, token, 1}, 1), row_of(kPlaneK, 1, token).row);
         assert_int_equal(position_of(positions_, token), position_of(positions_, run.token) + i);
       }
-      const bool ends = token == tokens.end || !follows(token);  // else a gap of positions ends it
+      const bool ends = token == tokens.end || !follows(token);  // otherwise a gap of positions ends it
       assert_true(ends || position_of(positions_, token) != position_of(positions_, token - 1) + 1);
     }
     assert_int_equal(token, tokens.end);

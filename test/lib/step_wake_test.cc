@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// A step on host tensors keeps the CPU workers awake between its calls, unless its session has sleep_between_calls. Then no
-// step wakes them: not one that ends, not one that is taken back, not one that is open when its session is released.
+// A step on host tensors keeps the CPU workers awake between its calls, unless its session has sleep_between_calls. With
+// that option no step wakes them, whether it ends, is rolled back, or is open when its session is released.
 #include "api/api_world.h"
 #include "lib/base/handle.h"
 #include "lib/machine/engine.h"
@@ -38,8 +38,8 @@ tandem_engine* make_watched() {
   return static_cast<tandem_engine*>(tandem::make_handle(tandem::HandleKind::kEngine, engine));
 }
 
-// How often the workers were told to wake, and to rest, by a step that ends, one that is taken back and one that is left
-// open.
+// Counts how often three steps tell the workers to wake and to rest: one that ends, one that is rolled back, and one that
+// stays open.
 void check(int32_t sleep_between_calls, int n_expected) {
   World world;
   tandem_engine* const engine = make_watched();
@@ -64,7 +64,7 @@ void check(int32_t sleep_between_calls, int n_expected) {
   attend_layers(1);
   assert_int_equal(tandem_step_end(session, nullptr, nullptr), TANDEM_ERROR_INVALID_STATE);
   OK(tandem_sequence_length, &n_tokens, cache, sequence, 0);
-  assert_int_equal(n_tokens, 1);  // taken back
+  assert_int_equal(n_tokens, 1);  // rolled back
   attend_layers(1);
   tandem_session_release(session);
   assert_int_equal(watch.n_wakes, n_expected);

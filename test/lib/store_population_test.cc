@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Extents of the store get their memory before a token needs it, and no others do.
+// Extents of the store get memory before a token needs it, and no other extents do.
 #include "lib/store/store_population.h"
 
 #include <sys/mman.h>
@@ -16,14 +16,14 @@
 namespace tandem {
 namespace {
 
-// Pages of the system that have memory.
+// Counts the system's pages that have memory.
 int64_t n_resident(const std::byte* data, int64_t bytes) {
   std::vector<unsigned char> pages(static_cast<size_t>((bytes + kPageBytes - 1) / kPageBytes));
   assert_int_equal(mincore(const_cast<std::byte*>(data), static_cast<size_t>(bytes), pages.data()), 0);
   return std::count_if(pages.begin(), pages.end(), [](unsigned char page) { return (page & 1) != 0; });
 }
 
-// Waits until n pages have memory, 20 s at most: drain() does not wait for the thread that populates them.
+// Waits until n pages have memory, at most 20 s. drain() does not wait for the thread that populates them.
 void wait_until(const std::byte* data, int64_t bytes, int64_t n) {
   for (int i = 0; i < 20'000 && n_resident(data, bytes) < n; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
 }
@@ -44,7 +44,7 @@ void an_extent_is_populated_once_asked_for(void**) {
   assert_int_equal(n_resident(extents[0].data(), kBytes), 0);
   assert_int_equal(n_resident(extents[1].data(), kBytes), (kBytes + kPageBytes - 1) / kPageBytes);
   assert_int_equal(n_resident(extents[2].data(), kBytes), 0);
-  assert_true(extents[1].data()[7] == std::byte{42});  // what was there stays
+  assert_true(extents[1].data()[7] == std::byte{42});  // existing content stays
 }
 
 void an_end_waits_for_no_more_than_a_slice(void**) {
@@ -64,7 +64,7 @@ void an_end_waits_for_no_more_than_a_slice(void**) {
   assert_true(n < 4 * kBytes / kPageBytes);
 }
 
-// A cache of two layers, 3 extents of which are reserved.
+// A cache of two layers with 3 reserved extents.
 struct Reserved {
   std::shared_ptr<Engine> engine;
   std::shared_ptr<Cache> cache;
@@ -91,7 +91,7 @@ struct Reserved {
     const int64_t bytes = cache->store().geometry().extent_bytes;
     wait_until(cache->store().bases()[extent], bytes, bytes / kPageBytes);
   }
-  // For a call that appends up to there.
+  // Prepares a call that appends up to n_tokens.
   void ensure(int64_t n_tokens) {
     const auto lock = cache->lock_settled();
     assert_true(cache->ensure(*cache->find(id), n_tokens, "q_lens").ok());
@@ -101,15 +101,15 @@ struct Reserved {
 void extents_ahead_are_populated_and_no_more(void**) {
   Reserved of;
   const int64_t all = of.cache->store().geometry().extent_bytes / kPageBytes;
-  assert_int_equal(of.n_resident_of(0) + of.n_resident_of(1) + of.n_resident_of(2), 0);  // reserved alone
+  assert_int_equal(of.n_resident_of(0) + of.n_resident_of(1) + of.n_resident_of(2), 0);  // only reserved
   of.ensure(1);
   of.wait_for(0);
   assert_int_equal(of.n_resident_of(0), all);
   assert_int_equal(of.n_resident_of(1), 0);
   of.ensure(of.extent_len() / 2);
-  std::this_thread::sleep_for(std::chrono::milliseconds(20));  // in which it would be begun
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));  // enough time for the thread to begin
   assert_int_equal(of.n_resident_of(1), 0);
-  of.ensure(of.extent_len());  // the next token begins the next extent
+  of.ensure(of.extent_len());  // the next token is in the next extent
   of.wait_for(1);
   assert_int_equal(of.n_resident_of(1), all);
   assert_int_equal(of.n_resident_of(2), 0);

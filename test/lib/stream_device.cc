@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: MIT
-// Attends of a world on device tensors. The calls of a pass are all under way before the first output is looked at.
+// Attends of a world on device tensors. All calls of a pass are in flight before the test looks at the first output.
 #include "device/layer_of.h"
 #include "lib/stream_world.h"
 
 namespace harness {
 
 bool StreamWorld::device_takes(const reference::RefLayer& layer) const {
-  const tandem::RopeTable table;  // any will do
+  const tandem::RopeTable table;  // any table works
   tandem::Layer asked = tandem::test::layer_of(layer);
   if (layer.rope != TANDEM_ROPE_CALLER) asked.rope = &table;
   tandem::DeviceError error;
   return device_->table->supports(device_->self, &asked, 1, &error) == TANDEM_OK;
 }
 
-// Padding and all.
+// Copies a tensor to the device, padding included.
 tandem_tensor StreamWorld::to_device(PendingCall* pending, Tensor* tensor) {
   void* memory = device_->allocate(tensor->n_bytes());
   device_->upload(memory, tensor->first_line(), tensor->n_bytes());

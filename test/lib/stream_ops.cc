@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What a world does at random, and what it checks.
+// The random operations of a world, and its checks.
 #include <algorithm>
 #include <cmath>
 
@@ -38,7 +38,7 @@ void StreamWorld::random_operation() {
     random_change(any_id());
 }
 
-// One to three sequences, even and without pending tokens, some with nothing to do.
+// Attends one to three sequences, even and without pending tokens. Some of them may have no new tokens.
 void StreamWorld::random_forward() {
   Pass pass;
   for (const auto& [id, model] : models_)
@@ -50,14 +50,14 @@ void StreamWorld::random_forward() {
   pass.step = random_.chance(0.4);
   pass.append_first = !pass.step && random_.chance(0.2);
   pass.partial = !pass.step && random_.chance(0.1);
-  // A chunk of one token is left out: whether it is an append or a decode is tested on its own.
+  // Leaves out chunks of one token. Another test checks whether these are appends or decodes.
   if (pass.partial && policies_ != Policies::kHgcaShortChunks)
     for (int64_t& q_len : pass.q_lens) q_len += q_len == 1;
   if (pass.step && random_.chance(0.2))
     pass.n_layers = static_cast<int32_t>(random_.integer(0, static_cast<int64_t>(layers_.size()) - 1));
   const auto session = static_cast<size_t>(random_.integer(0, static_cast<int64_t>(sessions_.size()) - 1));
   forward(session, pass);
-  // A run of decode steps, which is what fills windows.
+  // Several decode steps, which fill the windows.
   if (random_.chance(0.3) && pass.n_layers < 0) {
     Pass decode;
     decode.ids = pass.ids;
@@ -67,7 +67,7 @@ void StreamWorld::random_forward() {
   }
 }
 
-// The indices of a random chain in the tree.
+// Picks the indices of a random chain in the tree.
 int64_t StreamWorld::pick_kept(int64_t id, const std::vector<int32_t>& parents, std::vector<int64_t>* kept) {
   for (auto t = static_cast<int32_t>(random_.integer(-1, static_cast<int64_t>(parents.size()) - 1)); t >= 0;
        t = parents[static_cast<size_t>(t)])
@@ -86,20 +86,20 @@ void StreamWorld::random_speculation() {
     pass.speculative = true;
     pass.tree = random_.chance(0.8);
     const auto session = static_cast<size_t>(random_.integer(0, static_cast<int64_t>(sessions_.size()) - 1));
-    // A window shorter than the tree is deep, and one shorter than what is committed, have tests of their own.
+    // A window shorter than the tree's depth, and one shorter than the committed tokens, have tests of their own.
     const Entry& entry = sessions_[session];
     if (entry.scope.streaming) pass.tree = pass.tree && entry.scope.window_tokens > pass.q_lens[0];
     const bool fits = !entry.hgca || entry.options.window_tokens > pass.q_lens[0];
     if (!fits && policies_ != Policies::kHgcaLongTrees) return;
     pass.step = random_.chance(0.3);
     forward(session, pass);
-    // Nothing but an end of the speculation goes through.
+    // Only the end of the speculation is allowed.
     if (random_.chance(0.3)) {
       append(id, 0, 1);
       remove(id, 0, 0, false);
       fork(id);
     }
-    if (random_.chance(0.3)) return;  // stays open for a while
+    if (random_.chance(0.3)) return;  // the speculation stays open for a while
   }
   std::vector<int64_t> kept;
   pick_kept(id, parents_.at(id), &kept);
@@ -124,7 +124,7 @@ void StreamWorld::random_change(int64_t id) {
         return;
       }
       break;
-    case 3:  // anywhere, often just a few tokens or a page
+    case 3:  // to any length, often by a few tokens or a page
       truncate(id, random_.chance(0.5) ? std::max<int64_t>(0, length - random_.integer(0, 20)) : random_.integer(0, length));
       break;
     case 4:
@@ -140,13 +140,13 @@ void StreamWorld::random_change(int64_t id) {
     case 7:
       reserve(id, random_.integer(0, 100));
       break;
-    case 8:  // without attending, every layer
+    case 8:  // appends to every layer without attending
       if (model.n_pending() == 0 && model.even()) {
         const int64_t n = random_.integer(0, 70);
         for (size_t l = 0; l < layers_.size(); ++l) append(id, l, n);
       }
       break;
-    default:  // uneven: forks are refused until it is cut even
+    default:  // makes the layers uneven; forks are refused until a truncation makes them even
       if (model.n_pending() == 0 && random_.chance(0.5)) {
         append(id, static_cast<size_t>(random_.integer(0, static_cast<int64_t>(layers_.size()) - 1)), random_.integer(1, 5));
         fork(id);
@@ -159,7 +159,7 @@ void StreamWorld::random_change(int64_t id) {
 
 // ---- checks ----
 
-// Speculative tokens do not count before they are committed; that has a test of its own.
+// Speculative tokens do not change the digest before they are committed. Another test checks this.
 void StreamWorld::check_digest(int64_t id) {
   if (models_.at(id).n_pending() > 0) return;
   uint64_t digest = 0;
@@ -176,7 +176,7 @@ void StreamWorld::check_rows(int64_t id, size_t layer) {
   const reference::RefLayer& geometry = layers_[layer];
   const SequenceModel& model = models_.at(id);
   const int64_t length = model.length(layer), first = random_.integer(0, length), n = random_.integer(0, length - first);
-  // Into f32 every stored row comes back exactly.
+  // Reading as f32 returns every stored row exactly.
   Tensor k(TANDEM_F32, n, geometry.n_kv_heads, geometry.k_head_dim, random_layout(&random_));
   Tensor v(TANDEM_F32, n, geometry.n_kv_heads, geometry.v_head_dim, random_layout(&random_));
   const tandem_tensor k_view = k.view(), v_view = v.view();
@@ -234,7 +234,7 @@ StreamWorld::Listed StreamWorld::list_selection(size_t session, int64_t id, size
   return listed;
 }
 
-// Policies that choose by position: what the next query would see, were it there, less itself.
+// For policies that choose by position: compares with the keys that the next query would see, without that query.
 void StreamWorld::check_visible(const Entry& entry, int64_t id, const Listed& listed) {
   const reference::RefLayer& geometry = layers_[listed.layer];
   SequenceModel next = models_.at(id);
@@ -248,7 +248,8 @@ void StreamWorld::check_visible(const Entry& entry, int64_t id, const Listed& li
   TANDEM_CHECK(listed.keys == wanted, listed.where + " is not what the policy says");
 }
 
-// Sinks and window are all there; of the keys between them, those selected, but for the ones too close to call.
+// Sinks and window must be complete. Between them only the selected keys may be listed, except keys too close to the
+// threshold.
 void StreamWorld::check_selected(reference::HgcaModel& state, int64_t length, const Listed& listed) {
   const size_t layer = listed.layer;
   state.before_decode(layer);
@@ -276,12 +277,12 @@ void StreamWorld::check_selected(reference::HgcaModel& state, int64_t length, co
   state.adopt(layer, listed.kv_head, chosen);
 }
 
-// Of the chosen keys: each one's MAW as a part of their sum.
+// Compares the shares of the chosen keys: each key's MAW divided by their sum.
 void StreamWorld::check_shares(reference::HgcaModel& state, const Listed& listed, const std::vector<int64_t>& chosen) {
   const auto maw = [&](int64_t token) { return state.maw(listed.layer, listed.q_head, token); };
   double sum = 0.0, wanted_sum = 0.0;
   for (int64_t token : chosen) wanted_sum += maw(token);
-  // A MAW in f32 is off by 2e-7: shares of a sum that is no larger say nothing.
+  // A MAW in f32 has an error of 2e-7, so shares of a sum of that size are meaningless.
   if (chosen.empty() || !(wanted_sum > 1e-6)) return;
   for (size_t i = 0; i < listed.keys.size(); ++i) {
     const int64_t token = listed.keys[i];

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Pieces of streamed keys: every key of every head once, in its place; copies that are as few as they can be.
+// Pieces of streamed keys: every key of every head occurs once, in its place, and there are as few copies as possible.
 #include "lib/pieces/stream_pieces.h"
 
 #include <array>
@@ -42,7 +42,7 @@ void layouts_fit(void**) {
         assert_in_range(layout.page_len, 64, 2048);
         assert_in_range(layout.n_heads, 1, n_heads);
         assert_true(layout.n_pages >= 1 && layout.n_pages * layout.page_bytes <= bytes);
-        int64_t end = 0;  // planes and heads one behind the other
+        int64_t end = 0;  // planes and heads follow each other
         for (int32_t p = 0; p < kPlanes; ++p) {
           assert_int_equal(layout.at[p], end);
           assert_int_equal(layout.at[p] % 16, 0);
@@ -58,12 +58,12 @@ void layouts_fit(void**) {
   assert_non_null(std::strstr(status.info().message.c_str(), "stream_buffer_bytes = 16383"));
 }
 
-// Of the heads in `runs`, of the others none.
+// Checks that the pieces have the heads in `runs` and no others.
 void check_pieces(const StreamLayout& layout, std::span<const HeadRun> runs, TokenRange range) {
   std::vector<StreamPiece> pieces;
   cut_pieces(layout, runs, 3, range, &pieces);
   assert_int_equal(pieces.size(), count_pieces(layout, runs, range.begin, range.end));
-  std::map<int32_t, int64_t> next;  // token of each head
+  std::map<int32_t, int64_t> next;  // next token of each head
   for (const StreamPiece& piece : pieces) {
     assert_int_equal(piece.call, 3);
     assert_true(piece.begin < piece.end && piece.n_heads > 0);
@@ -92,7 +92,7 @@ void pieces_have_every_key_once(void**) {
   }
 }
 
-// Pages are no longer than the longest sequence needs, and a buffer has as many heads as it has room for.
+// Pages are no longer than the longest sequence needs, and a buffer has as many heads as fit.
 void pages_of_short_sequences_are_short(void**) {
   const Layer layer = layer_of(40, TANDEM_F16, TANDEM_F16, 128);
   const StreamLayout layout = layout_of(layer, int64_t{8} << 20);
@@ -117,12 +117,12 @@ void pages_of_short_sequences_are_short(void**) {
     const HeadRun all{0, 40};
     assert_true(count_pieces(made, {&all, 1}, 0, expected.longest) <= count_pieces(layout, {&all, 1}, 0, expected.longest));
   }
-  StreamLayout few;  // heads that a session was given
+  StreamLayout few;  // only some heads of the layer
   assert_true(make_stream_layout(layer, 2048, int64_t{8} << 20, &few, 3).ok());
   assert_int_equal(shorten_pages(layer, few, 100).n_heads, 3);
 }
 
-// What a list of copies does, byte by byte.
+// Executes a list of copies, byte by byte.
 void copies_are_joined(void**) {
   std::vector<std::byte> from(4096), to(4096), wanted(4096);
   for (size_t i = 0; i < from.size(); ++i) from[i] = static_cast<std::byte>(i * 7 % 251);
@@ -142,15 +142,15 @@ void copies_are_joined(void**) {
     assert_memory_equal(to.data(), wanted.data(), to.size());
   };
   run({{0, 100, 50}, {50, 150, 50}, {100, 200, 7}}, 1);                  // side by side
-  run({{0, 0, 50}, {100, 200, 50}, {200, 400, 50}}, 1);                  // at one distance
-  run({{0, 0, 50}, {100, 200, 50}, {201, 400, 50}}, 2);                  // not quite
-  run({{0, 0, 50}, {100, 200, 50}, {200, 400, 49}}, 2);                  // nor as long
+  run({{0, 0, 50}, {100, 200, 50}, {200, 400, 50}}, 1);                  // at equal distances
+  run({{0, 0, 50}, {100, 200, 50}, {201, 400, 50}}, 2);                  // at different distances
+  run({{0, 0, 50}, {100, 200, 50}, {200, 400, 49}}, 2);                  // of different lengths
   run({{100, 200, 50}, {0, 0, 50}}, 2);                                  // backwards
-  run({{0, 0, 50}, {50, 100, 50}, {100, 150, 50}}, 2);                   // side by side on one side
-  run({{0, 0, 50}, {50, 50, 50}, {200, 300, 100}, {400, 600, 100}}, 1);  // rows that were two
+  run({{0, 0, 50}, {50, 100, 50}, {100, 150, 50}}, 2);                   // adjacent only at one end
+  run({{0, 0, 50}, {50, 50, 50}, {200, 300, 100}, {400, 600, 100}}, 1);  // the third is as long as the first two together
 }
 
-// Memory whose allocations lie side by side, as a device's may.
+// Memory whose allocations are adjacent, as a device's may be.
 struct SideBySide {
   alignas(4096) std::byte memory[1 << 14];
   size_t n_taken = 0;
@@ -162,7 +162,7 @@ struct SideBySide {
   static void release(void*, size_t, void*) {}
 };
 
-// A window that has grown by a page at a time, and then by four.
+// A window that grew by one page at a time, and then by four.
 void copies_end_with_the_allocation(void**) {
   static SideBySide side_by_side;
   Tier tier{"device_cap_bytes", 0, {SideBySide::allocate, SideBySide::release, &side_by_side}};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Random streams of calls against the oracle. TANDEM_TEST_SEED=<seed> TANDEM_TEST_FILTER=<test> repeats one stream;
-// TANDEM_TEST_FULL=3 runs three times as many as TANDEM_TEST_FULL=1.
+// Random streams of calls compared with the oracle. TANDEM_TEST_SEED=<seed> TANDEM_TEST_FILTER=<test> repeats one stream.
+// TANDEM_TEST_FULL=3 runs three times as many streams as TANDEM_TEST_FULL=1.
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
@@ -45,15 +45,15 @@ void test_exact_streams(void**) { run_streams("exact", 1, n_streams_of(40, 500),
 
 void test_hgca_streams(void**) { run_streams("hgca", 100001, n_streams_of(30, 400), 30, Policies::kHgca); }
 
-// Committing more tokens than the window holds counts each query for what was in the window then.
+// When more tokens are committed than the window holds, each query counts for the keys that were in the window at its time.
 void test_hgca_long_trees(void**) { run_streams("long trees", 300001, n_streams_of(16, 100), 30, Policies::kHgcaLongTrees); }
 
-// A partial chunk is part of an append, whatever its length.
+// A partial chunk belongs to an append, whatever its length.
 void test_hgca_short_chunks(void**) {
   run_streams("short chunks", 400001, n_streams_of(16, 100), 30, Policies::kHgcaShortChunks);
 }
 
-// The same calls give the same bits: on a second run, and on one, two and four threads.
+// The same calls give the same bits in a second run, and on one, two and four threads.
 void test_same_bits(void**) {
   const int64_t n_streams = n_streams_of(8, 20);
   const harness::Engine threads[] = {harness::Engine({1, nullptr, nullptr}), harness::Engine({2, nullptr, nullptr}),

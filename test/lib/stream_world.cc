@@ -56,7 +56,7 @@ bool is_exact(Policies policies) {
          policies == Policies::kDeviceRebuild;
 }
 
-// From what 64 tokens of a KV head take on, which is the least.
+// Draws a buffer size. The smallest is the memory of 64 tokens of a KV head.
 int64_t draw_buffer_bytes(const std::vector<RefLayer>& layers, reference::Random* random) {
   int64_t row_bytes = 0;
   for (const RefLayer& layer : layers)
@@ -65,7 +65,7 @@ int64_t draw_buffer_bytes(const std::vector<RefLayer>& layers, reference::Random
   return 64 * row_bytes * random->pick({1, 1, 2, 3, 8}) + random->integer(0, row_bytes);
 }
 
-// Keys that are made of hidden states, all or some of them.
+// Draws a session that makes all or some keys from hidden states.
 void draw_rebuilding(const std::vector<RefLayer>& layers, reference::Random* random, tandem_session_options* options) {
   options->window_tokens = random->pick<int64_t>({0, 1, 5, 20, 100});
   options->route = random->chance(0.9) ? "recompute" : "auto";
@@ -76,7 +76,7 @@ void draw_rebuilding(const std::vector<RefLayer>& layers, reference::Random* ran
   options->stream_buffer_bytes = 128 * x_bytes * random->pick({4, 5, 8}) + random->integer(0, x_bytes);
 }
 
-// How keys cross the bus.
+// Draws how keys cross the bus.
 void draw_streaming(const std::vector<RefLayer>& layers, uint64_t seed, reference::Random* random,
                     tandem_session_options* options) {
   options->window_tokens = random->pick<int64_t>({0, 1, 5, 20, 100});
@@ -96,7 +96,7 @@ void draw_streaming(const std::vector<RefLayer>& layers, uint64_t seed, referenc
 StreamWorld::StreamWorld(uint64_t seed, tandem_engine* engine, Policies policies, const tandem::test::OpenDevice* device)
     : seed_(seed), policies_(policies), random_(seed), device_(device) {
   const int64_t n_layers = random_.integer(1, 3);
-  // Shifting needs it in every layer; keys that cross the bus are not rotated.
+  // Shifting requires it in every layer. Keys that cross the bus are not rotated.
   const bool rope = policies != Policies::kDeviceStream && !keeps_hidden() && random_.chance(device != nullptr ? 0.3 : 0.5);
   for (int64_t l = 0; l < n_layers; ++l) {
     RefLayer layer;
@@ -127,7 +127,7 @@ StreamWorld::StreamWorld(uint64_t seed, tandem_engine* engine, Policies policies
     for (int64_t i = random_.integer(1, 2); i > 0; --i) {
       Entry entry;
       entry.scope = draw_scope();
-      // Sinks in a layer with a sliding window of its own have a test elsewhere.
+      // Another test covers sinks in a layer with a sliding window.
       if (std::any_of(layers_.begin(), layers_.end(), [](const RefLayer& l) { return l.sliding_window > 0; }))
         entry.scope.sink_tokens = 0;
       add(std::move(entry));
@@ -202,7 +202,7 @@ StreamWorld::Rows StreamWorld::draw_rows(size_t layer, int64_t n_tokens) {
   Rows rows;
   rows.k = Tensor(any_type(), n_tokens, geometry.n_kv_heads, geometry.k_head_dim, random_layout(&random_));
   rows.v = Tensor(any_type(), n_tokens, geometry.n_kv_heads, geometry.v_head_dim, random_layout(&random_));
-  // Some keys stand out, so that sparse policies have something to find.
+  // Some keys are larger, so that sparse policies find them.
   const double scale = random_.chance(0.3) ? 3.0 : 1.0;
   rows.k_dense = fill(&rows.k, geometry.n_kv_heads, geometry.k_head_dim, draw_normal, scale, &random_);
   rows.v_dense = fill(&rows.v, geometry.n_kv_heads, geometry.v_head_dim, draw_normal, 1.0, &random_);
@@ -210,7 +210,7 @@ StreamWorld::Rows StreamWorld::draw_rows(size_t layer, int64_t n_tokens) {
   return rows;
 }
 
-// Numbers in bf16, and projections that pick them: what the device makes is what the caller gives.
+// Draws bf16 numbers that projections pick out. The keys that the device makes then equal those that the caller passes.
 void StreamWorld::join_rows(size_t layer, int64_t n_tokens, Rows* rows) {
   const RefLayer& geometry = layers_[layer];
   const int32_t k_dims = geometry.n_kv_heads * geometry.k_head_dim, v_dims = geometry.n_kv_heads * geometry.v_head_dim;
@@ -399,7 +399,7 @@ void StreamWorld::compare_sequence(Entry& entry, size_t layer, const Pass& pass,
   const int64_t total = model.layer_rows(layer).n_tokens;
   const bool decode = (q_len == 1 && !pass.partial) || pass.speculative;
   reference::AttendHooks hooks;
-  // Beside the CPU's part.
+  // The CPU's part may round weights, and so may the device.
   const int64_t most_q_len = *std::max_element(pass.q_lens.begin(), pass.q_lens.end());
   const bool device_rounds = call.on_device && reference::device_rounds_p(geometry, call.q.dtype(), most_q_len);
   hooks.naive_rounds_p = rounds_p(geometry, call.q.dtype(), q_len) || device_rounds;
@@ -423,7 +423,7 @@ void StreamWorld::compare_sequence(Entry& entry, size_t layer, const Pass& pass,
   const float* q = call.q_dense.data() + first * geometry.n_q_heads * geometry.k_head_dim;
   const Truth truth = model.attend(layer, q_len, q, entry.scope, 4096, hooks);
   const reference::GateVerdict verdict = judge(truth, geometry, call, first, device_rounds);
-  // A selection that went wrong says more than the output it spoils.
+  // A wrong selection is reported first, because it explains the wrong output.
   if (!verdict.pass && entry.hgca && decode && !pass.speculative) {
     hgca(entry, id).after_decode(layer, weights[0], total);
     check_selection(static_cast<size_t>(&entry - sessions_.data()), id, layer);
@@ -439,11 +439,11 @@ void StreamWorld::compare_sequence(Entry& entry, size_t layer, const Pass& pass,
   } else if (decode) {
     state.after_decode(layer, weights[0], total);
   } else {
-    // Appends on a device are judged with the next query that is not of an append.
+    // Appends on a device are judged at the next query that does not belong to an append.
     state.after_append(layer, std::move(weights), total, pass.partial || call.on_device);
     if (call.on_device) state.count_pending(layer);
   }
-  // A key too close to the threshold to call: take the library's word, once it is known to be only those.
+  // Some keys are too close to the threshold. If only those differ, the library's selection is adopted.
   bool uncertain = false;
   for (int32_t h = 0; h < geometry.n_kv_heads; ++h) uncertain = uncertain || !state.uncertain(layer, h).empty();
   if (uncertain) {
@@ -504,7 +504,7 @@ void StreamWorld::forward(size_t session, const Pass& pass) {
   }
 }
 
-// While a step is open its sequences are in flight: changing one is refused, and so is a second step.
+// While a step is open its sequences are in flight. Changing one is refused, and so is a second step.
 void StreamWorld::expect_refusal(size_t session, const Pass& pass) {
   const int64_t id = pass.ids[0];
   int64_t made = -1;

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT
-// A cache under test and its oracle, side by side: random calls go to both, and everything that can be seen is compared.
+// A cache under test and its oracle, side by side. Random calls go to both, and everything observable is compared.
 //
-// A world is drawn from a seed: one to three small layers, a page size, two or three sessions with different policies over
-// one cache. Each operation first asks the oracle what must happen, an error included, then does it and compares: outputs
-// within the gate, lengths, rows read back, selections, and digests, which must be equal exactly when contents are.
+// A seed determines a world: one to three small layers, a page size, and two or three sessions with different policies over
+// one cache. Each operation first asks the oracle for the expected result, which may be an error. Then the operation runs
+// and is compared: outputs within the gate, lengths, rows read back, selections, and digests. Digests must be equal exactly
+// when contents are equal.
 #pragma once
 
 #include <cstdint>
@@ -22,39 +23,40 @@ namespace harness {
 
 enum class Policies {
   kExact,
-  kDevice,         // the same, with tensors in device memory
-  kDeviceStream,   // and the route "stream" where all keys are attended, through buffers of a few tokens
-  kDeviceRebuild,  // and the route "recompute" there, of hidden states that are a token's keys and values side by side
+  kDevice,         // as above, with tensors in device memory
+  kDeviceStream,   // also route "stream" where all keys are attended, with buffers of a few tokens
+  kDeviceRebuild,  // also route "recompute" there; a hidden state holds a token's keys and values side by side
   kDeviceHgca,
   kHgca,
-  // What ordinary hgca streams leave out, so that other failures show: trees that are longer than the window, and partial
+  // Cases that ordinary hgca streams leave out, so that other failures show: trees longer than the window, and partial
   // chunks of a single token.
   kHgcaLongTrees,
   kHgcaShortChunks,
 };
 
-// How tokens of one forward pass get in.
+// How the tokens of one forward pass are appended.
 struct Pass {
   std::vector<int64_t> ids;
   std::vector<int64_t> q_lens;
-  bool step = false;          // between tandem_step_begin and tandem_step_end
-  bool append_first = false;  // tandem_sequence_append, then attend without k and v
+  bool step = false;          // calls lie between tandem_step_begin and tandem_step_end
+  bool append_first = false;  // calls tandem_sequence_append, then attends without k and v
   bool speculative = false;
   bool tree = false;
   bool partial = false;
-  int32_t n_layers = -1;  // stop after so many layers; -1: all
+  int32_t n_layers = -1;  // number of layers before the pass stops; -1: all
 };
 
 class StreamWorld {
  public:
-  // device: the engine's, with kDevice.
+  // device: the engine's device, with kDevice.
   StreamWorld(uint64_t seed, tandem_engine* engine, Policies policies, const tandem::test::OpenDevice* device = nullptr);
-  void run(int64_t n_operations);  // random ones
-  void check_everything();         // lengths, rows and digests of every sequence, selections of every session
-  // A sequence for each session, attended on the device: what the cache then holds there is what was planned. Comes first.
+  void run(int64_t n_operations);  // random operations
+  void check_everything();         // compares lengths, rows and digests of every sequence, and selections of every session
+  // Attends one sequence with each session on the device. The cache's device memory must then equal the plan. Must be
+  // called first.
   void check_plans();
 
-  // Single operations, for tests that know what they want.
+  // Single operations, for tests that choose their own order.
   int64_t create();
   int64_t fork(int64_t id);
   void drop(int64_t id);
@@ -66,7 +68,7 @@ class StreamWorld {
   void commit(size_t session, int64_t id, const std::vector<int64_t>& kept);
   void check_selection(size_t session, int64_t id, size_t layer);
   void check_sequence(int64_t id);
-  // Outputs of every attend so far, bit by bit: equal for equal seeds, whatever the number of threads.
+  // Hash of the bits of all outputs so far. Equal seeds give equal hashes, for any number of threads.
   uint64_t output_hash() const { return output_hash_; }
   const reference::GateShares& shares() const { return shares_; }
   int64_t n_attends() const { return n_attends_; }
@@ -79,7 +81,7 @@ class StreamWorld {
     reference::Scope scope;
     bool hgca = false;
     reference::HgcaOptions options;
-    std::map<int64_t, reference::HgcaModel> models;                              // by sequence
+    std::map<int64_t, reference::HgcaModel> models;                              // of each sequence
     std::map<int64_t, std::vector<std::vector<reference::QueryWeights>>> guess;  // [layer][query], while speculating
   };
   struct Rows {
@@ -87,10 +89,10 @@ class StreamWorld {
     std::vector<double> k_dense, v_dense;
     Tensor x;  // of layers that keep hidden states
   };
-  // What a session says that the next query of one head would see.
+  // The keys that a session reports for the next query of one head.
   struct Listed {
     std::vector<int64_t> keys;
-    std::vector<float> share;  // beyond the keys: untouched
+    std::vector<float> share;  // elements beyond the keys must stay unwritten
     size_t layer;
     int32_t kv_head, q_head;
     std::string where;
@@ -103,7 +105,7 @@ class StreamWorld {
     bool on_device = false;
   };
 
-  // An attend on device tensors, whose outputs are looked at later.
+  // An attend on device tensors. Its outputs are checked later.
   struct DeviceTensor {
     Tensor* tensor;
     void* memory;
@@ -115,7 +117,7 @@ class StreamWorld {
     std::vector<DeviceTensor> tensors;
   };
   bool is_for_device() { return device_ != nullptr && (is_on_device_alone_ || random_.chance(0.8)); }
-  bool device_takes(const reference::RefLayer& layer) const;  // else a session refuses it
+  bool device_takes(const reference::RefLayer& layer) const;  // false: a session refuses the layer
   tandem_tensor to_device(PendingCall* pending, Tensor* tensor);
   void attend_on_device(size_t session, size_t layer, const Pass& pass, tandem_attend_args args, LayerCall call);
   void finish_pending();
@@ -146,7 +148,7 @@ class StreamWorld {
   int64_t pick_kept(int64_t id, const std::vector<int32_t>& parents, std::vector<int64_t>* kept);
   bool can_shift() const;
   void note(const std::string& text);
-  std::string where() const;  // seed and the last operations
+  std::string where() const;  // seed and the most recent operations
 
   uint64_t seed_;
   Policies policies_;
@@ -156,15 +158,15 @@ class StreamWorld {
   std::unique_ptr<Cache> cache_;
   std::vector<Entry> sessions_;
   std::map<int64_t, reference::SequenceModel> models_;
-  std::map<int64_t, std::vector<int32_t>> parents_;  // of sequences that are speculating
-  std::map<int64_t, size_t> speculator_;             // their session
+  std::map<int64_t, std::vector<int32_t>> parents_;  // of speculating sequences
+  std::map<int64_t, size_t> speculator_;             // session that speculates, of each speculating sequence
   std::map<std::string, uint64_t> digests_;
   std::map<uint64_t, std::string> contents_;
   std::vector<std::string> history_;
   reference::GateShares shares_;
   const tandem::test::OpenDevice* device_;
   bool is_on_device_alone_ = false;
-  std::deque<PendingCall> pending_;  // stay where they are
+  std::deque<PendingCall> pending_;  // elements keep their addresses
   uint64_t output_hash_ = 0;
   int64_t n_attends_ = 0, n_uncertain_ = 0;
 };

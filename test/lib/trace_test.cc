@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Ranges with and without NVTX: compiled for both. With it, the test is the tool that they are reported to.
+// Ranges with and without NVTX. The test is compiled for both. With NVTX, the test is the tool that receives the ranges.
 #include "lib/base/trace.h"
 
 #include <string>

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""What tools/abi/generate.py makes is up to date, and the check of it can fail: in a copy, one more option makes every made file
-stale, a second run mends that, and what is made has the option with its default.
+"""The files that tools/abi/generate.py makes are up to date, and its check can fail. In a copy, one more option makes
+every made file stale. A second run makes them current, with the option and its default.
 
 abi_tables_test.py SOURCE_DIR CC WORK_DIR
 """
@@ -14,7 +14,7 @@ import sys
 ROOT, CC, WORK = pathlib.Path(sys.argv[1]), sys.argv[2], pathlib.Path(sys.argv[3])
 COPIED = ("tools/abi", "include", "lib/base/abi_layout.h", "bindings/rust/tandem-sys/src", "bindings/rust/tandem/src", "bindings/go",
           "bindings/python/tandem")
-# What one more option of a session changes, all of it made.
+# The made files that change when a session gets one more option.
 CHANGED = {"include/tandem/tandem.h", "lib/base/abi_layout.h", "bindings/rust/tandem-sys/src/structs.rs",
            "bindings/rust/tandem/src/option_tables.rs", "bindings/go/option_tables.go", "bindings/python/tandem/_abi.py",
            "bindings/python/tandem/_option_tables.py"}

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""Python's cffi parses tandem.h as it is, sees the structs as the C compiler does, and calls the library.
+"""Python's cffi parses tandem.h unchanged, lays out the structs as the C compiler does, and calls the library.
 
-cffi_test.py SOURCE_DIR CC LIBRARY WORK_DIR; exits 77 (skipped) where Python has no cffi.
+cffi_test.py SOURCE_DIR CC LIBRARY WORK_DIR; exits 77 (skipped) if Python has no cffi.
 """
 import pathlib
 import subprocess
@@ -16,7 +16,7 @@ except ImportError:
 source, cc, library, work = sys.argv[1:]
 empty = pathlib.Path(work)
 empty.mkdir(parents=True, exist_ok=True)
-for name in ("stddef.h", "stdint.h"):  # cffi knows their types itself
+for name in ("stddef.h", "stdint.h"):  # cffi knows their types
     (empty / name).write_text("")
 include = f"{source}/include"
 text = subprocess.run(

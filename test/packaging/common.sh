@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 # shellcheck shell=bash
-# Shared by the tests of this folder: step "what" command… runs a command quietly and shows what it said when it fails.
+# Shared by the tests of this folder: step "what" command… runs a command quietly and prints its output when it fails.
 set -u
 n_failed=0
 
@@ -22,19 +22,20 @@ step() {
   fi
 }
 
-# tandem.h and the parts of it that it includes at its end.
+# Prints tandem.h and the parts of it that it includes at its end.
 public_header() { # include folder
   local part
   cat "$1/tandem/tandem.h"
   for part in $(sed -n 's/^#include "\(.*\)"$/\1/p' "$1/tandem/tandem.h"); do cat "$1/$part"; done
 }
 
-# The functions that they declare, sorted.
+# Prints the functions that these headers declare, sorted.
 declared_functions() { # include folder
   public_header "$1" | sed -n 's/^TANDEM_API [^(]*[ *]\(tandem_[a-z0-9_]*\)(.*/\1/p' | LC_ALL=C sort
 }
 
-# What a user of the bindings has beside the installed library: their folders, tests and models, without headers and core.
+# Copies the files that a user of the bindings has besides the installed library: bindings, their tests and models. Leaves
+# out headers and sources of the library.
 copy_bindings() { # source, to
   local folder
   for folder in bindings test/bindings test/reference examples/models examples/data; do

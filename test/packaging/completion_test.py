@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Checks what tools/completion/make.py makes of the help texts:
+"""Checks the completions that tools/completion/make.py makes from the help texts:
 
-  - bash offers commands, the words behind them, each flag of each help text, the values that are named, files and folders;
-  - fish offers the same commands, flags and values, and zsh reads the file, where these shells are installed;
+  - bash offers commands, their words, each flag of each help text, the named values, files and folders;
+  - fish offers the same commands, flags and values, and zsh reads the file, if these shells are installed;
   - a program that is not built is not offered.
 
-First the checker is given completions with mistakes, and has to find every one.
+First the checker gets completions with mistakes and must find every mistake.
 
 completion_test.py SOURCE_DIR
 """
@@ -35,7 +35,7 @@ while IFS= read -r line; do
   (IFS=$'\t'; printf '%s\n' "${COMPREPLY[*]}")
 done
 """
-# Command lines, the last word under the cursor; what is offered.
+# Command lines with the cursor in their last word, and the expected completions.
 LINES = [
     (["tandem", "be"], ["bench"]),
     (["tandem", ""], ["info", "plan", "patterns", "bench", "generate", "demo", "help", "--help", "--version"]),
@@ -51,8 +51,8 @@ LINES = [
     (["/usr/bin/tandem-bench", "wa"], ["wake"]),
     (["tandem", "bench", "decode", "--kv-type", "f16,q"], ["f16,q8_0", "f16,q4_0"]),
     (["tandem", "bench", "decode", "--threads", ""], []),
-    (["tandem", "bench", "decode", "--kv-len", "3", "--kv"], ["--kv-heads", "--kv-type"]),  # no flag twice
-    (["tandem", "patterns", "profile", "--pattern", "full", "--pat"], ["--pattern"]),  # but this one
+    (["tandem", "bench", "decode", "--kv-len", "3", "--kv"], ["--kv-heads", "--kv-type"]),  # a flag is not offered twice
+    (["tandem", "patterns", "profile", "--pattern", "full", "--pat"], ["--pattern"]),  # except this flag
     (["tandem", "patterns", "s"], ["show", "search"]),
     (["tandem", "patterns", "show", "FILE", "--sv"], ["--svg"]),
     (["tandem", "patterns", "profile", "--sha"], ["--shape"]),
@@ -71,7 +71,7 @@ def texts_of(root):
 
 
 def lines_of_help(root):
-    """Each flag, and the values of each flag that names them."""
+    """Yields each flag, and the values of each flag that names its values."""
     for name, text in texts_of(root).items():
         words = name.split("-")
         words += {"bench": ["decode"], "patterns": ["show"]}.get(words[-1], [])
@@ -84,7 +84,7 @@ def lines_of_help(root):
 
 
 def check_bash(script, lines):
-    """What is wrong with the answers of a script: to LINES, and to these."""
+    """Yields the errors in a script's answers to LINES and to `lines`."""
     questions = [line for line, _ in LINES] + [line for line, _ in lines]
     done = subprocess.run(["bash", "--norc", "-c", ASK_BASH, "sh", str(script)], capture_output=True, text=True,
                           input="".join("\t".join(question) + "\n" for question in questions))
@@ -114,7 +114,7 @@ def check_fish(folder):
     sources = "; ".join(f"source '{path}'" for path in sorted(folder.iterdir()))
     for line, wanted in LINES:
         if "=" in line or any(line[i].startswith(("/", "--")) for i in (0, -1)) or line[1] in ("", "help", "nothing"):
-            continue  # fish completes paths and flags as it does everywhere, and offers flags that are there
+            continue  # fish completes paths and flags by itself, and offers flags that are already present
         done = subprocess.run(["fish", "--no-config", "-c", f"{sources}; complete -C '{' '.join(line)}'"],
                               capture_output=True, text=True)
         offered = {answer.split("\t")[0] for answer in done.stdout.splitlines()}
@@ -138,7 +138,7 @@ def written(root, programs, out):
 
 
 def check_less(work):
-    """Without the programs of the examples."""
+    """Checks the completions without the programs of the examples."""
     out = written(ROOT, [name for name in make.PROGRAMS if name not in ("tandem-generate", "tandem-demo")], work / "less")
     for path in sorted(out.rglob("*")):
         if path.is_file() and re.search("generate|demo", path.read_text()):
@@ -147,7 +147,7 @@ def check_less(work):
         yield "bash/tandem-info is missing, or bash/tandem-demo is there"
 
 
-MISTAKES = [  # what is replaced in the script for bash, by what, what is to be found
+MISTAKES = [  # text in the script for bash, its replacement, the expected error
     ("decode append prefill wake", "decode append prefill", "'wake'"),
     ("kind=word values='all streaming hgca hip patterns'", "kind=word values='all streaming hgca hip'", "'patterns'"),
     ("--svg", "--swg", "--svg"),

@@ -1,7 +1,8 @@
 #!/bin/bash
 # SPDX-License-Identifier: MIT
-# Debian packages of the build folder: what is in them, what they depend on, and a program built from their files unpacked
-# into a folder, as a cross compiler would. With `root` they are installed in a Debian of their own, run there and removed again.
+# Debian packages of the build folder: their content, their dependencies, and a program built from their files in a folder,
+# as a cross compiler would build it. With `root` the packages are installed in a separate Debian, run there and removed
+# again.
 # deb_test.sh SOURCE_DIR BUILD_DIR CPACK CC WORK_DIR [root]
 source "$(dirname "$0")/common.sh"
 source=$1 build=$2 cpack=$3 cc=$4 work=$5 in_root=${6:-}
@@ -12,7 +13,7 @@ rm -rf "$work" && mkdir -p "$work"
 cd "$work" || exit 1
 
 step 'cpack' "$cpack" -G DEB --config "$build/CPackConfig.cmake" -B "$work" || finish
-package() { # name; its file
+package() { # name; prints the package's file
   local files=("$work/$1"_*.deb)
   [ -e "${files[0]}" ] || fail "there is no package $1"
   echo "${files[0]}"
@@ -23,7 +24,7 @@ runtime=$(package libtandem0) dev=$(package libtandem-dev) tools=$(package tande
   fail 'a package without the module'
 version=$(dpkg-deb -f "$runtime" Version)
 
-has() { # package, pattern of a path…; packages of multiarch systems have a folder more in usr/lib
+has() { # package, pattern of a path…; in packages of multiarch systems, usr/lib has one more folder
   local files pattern
   files=$(dpkg-deb -c "$1" | awk '{ print $6 }' | sed 's|^\./||; s|^usr/lib/[^/]*-linux-[^/]*/|usr/lib/|')
   for pattern in "${@:2}"; do
@@ -66,12 +67,12 @@ control() { dpkg-deb --ctrl-tarfile "$runtime" | tar -xO "./$1"; }
 control shlibs | grep -q '^libtandem 0 libtandem0 (>= ' || fail 'libtandem0 has no shlibs file'
 control triggers | grep -q 'ldconfig' || fail 'libtandem0 does not trigger ldconfig'
 if command -v lintian >/dev/null; then
-  # Of packages whose libraries lie outside of the multiarch folder, as the prefix of the build folder has it.
+  # Packages whose libraries lie outside of the multiarch folder, because the build folder has such a prefix.
   step 'lintian' lintian --allow-root --fail-on error,warning \
     --suppress-tags pkg-config-unavailable-for-cross-compilation,shared-library-lacks-prerequisites ./*.deb
 fi
 
-# ---- unpacked, seen by pkg-config through a sysroot ----
+# ---- unpacked, used by pkg-config through a sysroot ----
 for file in "$runtime" "$dev" "$tools"; do dpkg-deb -x "$file" root || fail "dpkg-deb -x $file"; done
 ! readelf -d root/usr/bin/tandem-info | grep -qE 'RPATH|RUNPATH' || fail 'a packaged program has an RPATH'
 libdir=$(dirname "$(find "$work/root" -name 'libtandem.so.0')")
@@ -90,7 +91,7 @@ step 'tandem info' env "LD_LIBRARY_PATH=$libdir" root/usr/bin/tandem info
 step 'tandem demo' env "LD_LIBRARY_PATH=$libdir" root/usr/bin/tandem demo --context 2048 --decode 4
 [ -n "$in_root" ] && [ "$n_failed" -eq 0 ] || finish
 
-# ---- installed in a system that has nothing else ----
+# ---- installed in a minimal system ----
 system=$(sed -n 's/^ID=//p' /etc/os-release) codename=$(sed -n 's/^VERSION_CODENAME=//p' /etc/os-release)
 if [ "$(id -u)" -ne 0 ] || [ "$system" != debian ] || ! command -v debootstrap >/dev/null; then
   echo 'skipped from here on: this takes root, Debian and debootstrap'

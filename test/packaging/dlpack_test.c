@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT
- * DLPack tensors as Tandem tensors: what is taken over, what is put right, what is refused and that it is. */
+ * Converts DLPack tensors to Tandem tensors: copied fields, corrected strides, and refusals. */
 #include "tandem/dlpack.h"
 
 #include <setjmp.h>
@@ -50,7 +50,7 @@ static void takes_views_over(void** state) {
   assert_int_equal(tensor.stride[2], 1);
 }
 
-/* PyTorch gives a dimension of length 1 any stride, also one that would overlap. */
+/* PyTorch may give a dimension of length 1 any stride, even an overlapping one. */
 static void puts_strides_of_short_dimensions_right(void** state) {
   int64_t shape[3], strides[3] = {7, 4, 1};
   tandem_dl_tensor source = f32_2x3x4(shape, strides);

@@ -3,16 +3,16 @@
 """Checks the pages of the documentation:
 
   - relative links lead to files, and their anchors to headings;
-  - paths in backticks exist: a path with a slash seen from the page, the source folder or include/, a file name anywhere;
+  - paths in backticks exist: a path with a slash relative to the page, the source folder or include/, a file name anywhere;
     build/test/NAME has a source in test/, and build/bench/NAME in bench/;
   - README.md stays short, as do its programs, and the programs that pages show are the files that other tests run;
-  - what docs/tutorial.md shows of a program stands in the program that the heading above names;
-  - the pictures are what their script draws.
+  - the parts of a program that docs/tutorial.md shows occur in the program that the heading above them names;
+  - the pictures equal the output of their script.
 
-First the checker is given a page with one mistake of each kind, and has to find all of them.
+First the checker gets a page with one mistake of each kind and must find all of them.
 
-docs_test.py SOURCE_DIR          all of this
-docs_test.py --links FOLDER      only the links of the pages in a folder: those that are installed
+docs_test.py SOURCE_DIR          all of these checks
+docs_test.py --links FOLDER      only the links of the installed pages in a folder
 """
 import fnmatch
 import pathlib
@@ -27,7 +27,7 @@ MOST_LINES, MOST_C_LINES, MOST_PYTHON_LINES = 200, 30, 8
 SPDX = "# SPDX-License-Identifier: MIT\n"
 SHOWN = [("README.md", "c", "examples/smallest.c"), ("README.md", "python", "examples/smallest.py"),
          ("docs/attend-step-by-step.md", "c", "examples/decode.c"),
-         ("docs/attend-tensors.md", "c", "examples/attend_tensors.c")]  # page, language, file: the page's first block of it
+         ("docs/attend-tensors.md", "c", "examples/attend_tensors.c")]  # page, language, file of the page's first such block
 
 
 def without_fences(text):
@@ -40,7 +40,7 @@ def first_block(text, language):
 
 
 def anchors(text):
-    """The anchors that GitHub gives the headings of a page."""
+    """Returns the anchors that GitHub gives the headings of a page."""
     names, found = {}, set()
     for heading in re.findall(r"^#+ +(.+?) *$", without_fences(text), re.M):
         plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
@@ -67,7 +67,7 @@ class Tree:
                       (path == "README.md" or path.startswith(("docs/", "bindings/", "lib/"))))
 
     def has(self, word, page):
-        """Whether a word that looks like a path of the tree is one."""
+        """Returns whether a word that looks like a path of the tree is one."""
         if built := BUILT.match(word):
             return any(fnmatch.fnmatch(path, f"{built.group(1)}/**/{word[built.end():]}.*") for path in self.paths)
         if "/" not in word:
@@ -155,7 +155,7 @@ MISTAKES = ["the link docs/gone.md leads nowhere", "the link docs/page.md#gone n
 
 
 def check_the_checker():
-    """What it does not find, of a page that has each mistake, and what it finds in a page that has none."""
+    """Lists the mistakes of a bad page that the checker does not find, and its reports about a good page."""
     good = ("# A page\n[a](docs/page.md#an-api-page) [b](#a-page) [c](https://gone.org/x.md) `lib/here.cc` `here.cc --x gone`\n"
             "`build/test/here_test` `build/bench/here_bench` `here*.cc` `<name>.cc`\n```\n[d](gone.md) `gone.h`\n```\n")
     bad = ("# A page\n[a](docs/gone.md) [b](docs/page.md#gone) [c](#gone) <img src=\"docs/gone.svg\"> `lib/gone.cc 3` `gone.h`\n"

@@ -1,10 +1,11 @@
 #!/bin/bash
 # SPDX-License-Identifier: MIT
-# The Go module as its users get it: Tandem installed to a folder outside of the checkout (without a space in its name, which Go
-# 1.19 does not take from pkg-config), the module copied beside it; its tests under the strictest check of the addresses that C is
-# given, under the race detector too, what a call costs, and the program of its page in a module of its own. Nothing is downloaded.
-# MODULE is a device module in host memory.
-# go_test.sh SOURCE_DIR BUILD_DIR CMAKE CC WORK_DIR MODULE; exits 77 where there is no Go, or one older than 1.19.
+# The Go module as its users get it. Tandem is installed to a folder outside of the checkout and the module is copied next
+# to it. The folder has no space in its name, which Go 1.19 does not accept from pkg-config. The module's tests run under
+# the strictest check of the addresses that C gets, and under the race detector. Also measures the cost of a call, and
+# builds the program of the module's page in a module of its own. Nothing is downloaded. MODULE is a device module in host
+# memory.
+# go_test.sh SOURCE_DIR BUILD_DIR CMAKE CC WORK_DIR MODULE; exits 77 without Go, or with a Go older than 1.19.
 source "$(dirname "$0")/common.sh"
 source=$1 build=$2 cmake=$3 cc=$4 work=$5
 export TANDEM_TEST_MODULE=$6
@@ -22,24 +23,24 @@ step 'cmake --install' "$cmake" --install "$build" --prefix "$prefix/installed" 
 step 'copy' copy_bindings "$source" "$prefix/user" || finish
 libdir=$(dirname "$(find "$prefix" -name libtandem.so)")
 export PKG_CONFIG_PATH=$libdir/pkgconfig LD_LIBRARY_PATH=$libdir
-# What Go has compiled is kept by sources and settings, among which the header is not.
+# Go caches compiled code by sources and settings, which do not include the header.
 export CGO_CPPFLAGS=-DTANDEM_TEST_HEADER=$(public_header "$source/include" | cksum | cut -d ' ' -f 1)
 module=$prefix/user/bindings/go
 cd "$module" || exit 1
 
-without_the_library() { # the build stops and says what is missing
+without_the_library() { # the build stops and names the missing part
   local output
   ! output=$(env PKG_CONFIG_LIBDIR=/no/such/folder PKG_CONFIG_PATH= go build . 2>&1) || return 1
   printf '%s\n' "$output"
   [[ $output == *tandem* ]]
 }
-without_cgo() { # the build stops and says what is missing, in one line
+without_cgo() { # the build stops and names the missing part in one line
   local output
   ! output=$(CGO_ENABLED=0 go build . 2>&1) || return 1
   printf '%s\n' "$output"
   [ "$(grep -vc '^#' <<< "$output")" -eq 1 ] && [[ $output == *needs_cgo* ]]
 }
-vet_alone() { # the folder without what is beside it
+vet_alone() { # the folder without its neighbours
   cp -R "$module" "$prefix/alone" && cd "$prefix/alone" && go vet ./...
 }
 formatted() { [ -z "$(gofmt -l . | tee /dev/stderr)" ]; }
@@ -51,7 +52,7 @@ smallest() { # in a module of its own
   printf "%s\n" "$output"
   [ "$output" = "3 <nil>" ]
 }
-checked() { # go test, under the checks that Go 1.21 has turned from a setting into an experiment
+checked() { # go test under the checks that Go 1.21 turned from a setting into an experiment
   if [ "$minor" -lt 21 ]; then GODEBUG=cgocheck=2 go test "$@"; else GOEXPERIMENT=cgocheck2 go test "$@"; fi
 }
 step 'without the library' without_the_library

@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: MIT
-# The public headers compile in every dialect without a warning, each on its own; tandem.h needs two headers of the system
-# only and brings all of its parts.
+# Each public header compiles alone in every dialect without a warning. tandem.h needs only two system headers and includes
+# all of its parts.
 # header_test.sh SOURCE_DIR CC CXX
 source "$(dirname "$0")/common.sh"
 include=$1/include cc=$2 cxx=$3
@@ -28,7 +28,7 @@ for part in tensors.h weights.h selection.h pruning.h patterns.h saving.h plan.h
   [ "$includes" = '"tandem/tandem.h" ' ] || fail "$part includes $includes"
 done
 
-# Bindings copy the header's declarations: none may be missed because it is laid out differently.
+# Bindings copy the header's declarations. None may be missed because of a different layout.
 n_api=$(public_header "$include" | grep -c '^TANDEM_API ')
 n_found=$(declared_functions "$include" | wc -l)
 [ "$n_api" -eq "$n_found" ] || fail "$n_api functions are declared, $n_found are laid out 'TANDEM_API type name(' on one line"

@@ -1,8 +1,8 @@
 #!/bin/bash
 # SPDX-License-Identifier: MIT
-# Installs into one folder, moves it to another whose name has a space, runs the installed programs by both of their names, and
-# builds the installed examples from there the way users do: pkg-config and find_package, shared and static, as C99 and as
-# C++20. Each program is run. Then it uninstalls.
+# Installs into one folder, moves it to another whose name has a space, and runs the installed programs by both of their
+# names. Builds the installed examples there like users do: with pkg-config and find_package, shared and static, as C99 and
+# as C++20. Runs each program. Then uninstalls.
 # install_test.sh SOURCE_DIR BUILD_DIR CMAKE CC CXX WORK_DIR
 source "$(dirname "$0")/common.sh"
 source=$1 build=$2 cmake=$3 cc=$4 cxx=$5 work=$6
@@ -21,7 +21,7 @@ done
 ! grep -q '^Requires.private' "$libdir/pkgconfig/tandem.pc" || fail "tandem.pc has Requires.private"
 
 # ---- programs ----
-# With CMAKE_SKIP_INSTALL_RPATH, as distributions build, the loader has to be told.
+# With CMAKE_SKIP_INSTALL_RPATH, as distributions build, the loader needs the library's path.
 [ ! -x "$prefix/bin/tandem-info" ] || readelf -d "$prefix/bin/tandem-info" | grep -q PATH || export "LD_LIBRARY_PATH=$libdir"
 installed=0
 for command in info plan bench patterns generate demo; do
@@ -36,7 +36,7 @@ for command in info plan bench patterns generate demo; do
 done
 [ "$installed" -eq 0 ] || step 'tandem info' "$prefix/bin/tandem" info --json
 [ "$installed" -eq 0 ] || step 'tandem plan' "$prefix/bin/tandem" plan --kv-len 4096
-if [ -x "$build/bin/tandem-demo" ]; then # it has its model and its text with it
+if [ -x "$build/bin/tandem-demo" ]; then # the model and the text are installed with it
   step 'tandem demo' "$prefix/bin/tandem" demo --context 2048 --decode 4
   strip -o demo "$prefix/bin/tandem-demo"
   ! grep -qF -e "$source/" demo || fail 'tandem-demo names the folder of the sources'
@@ -123,7 +123,7 @@ program_from_pkg_config pkg-config-c99 tandem "$cc" -std=c99 "${strict[@]}"
 program_from_pkg_config pkg-config-cxx20 tandem "$cxx" -std=c++20 "${strict[@]}" -x c++
 program_from_pkg_config pkg-config-static tandem-static "$cc" -std=c99 "${strict[@]}"
 ! readelf -d pkg-config-static | grep -q libtandem || fail 'the static program needs libtandem.so'
-# --static without -static: -ltandem would be the shared library.
+# --static without -static: -ltandem would select the shared library.
 flags="$(pkg-config --cflags tandem) '$user_source' $(pkg-config --static --libs tandem)"
 output=$(eval "$cc -o quietly-shared $flags" 2>&1) &&
   fail 'pkg-config --static links the shared library'
@@ -159,7 +159,7 @@ step 'find_package: static, C++20' consumer find-static-cxx CXX 20 tandem::tande
 ! grep -q find_dependency "$libdir"/cmake/tandem/tandem-targets*.cmake || fail 'the shared target has dependencies'
 
 # ---- uninstall ----
-# By a manifest of its own: other tests install from the build folder meanwhile.
+# With a manifest of its own, because other tests install from the build folder at the same time.
 touch "$prefix/include/tandem/mine.h"
 mkdir manifest && find "$prefix" ! -type d ! -name mine.h >manifest/install_manifest.txt
 step 'uninstall' "$cmake" -D "build=$work/manifest" -P "$source/cmake/uninstall.cmake"

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""Reports what is too long: files over 600 lines, functions over 60 (kernels 150), more than 6 parameters.
+"""Reports files over 600 lines, functions over 60 lines (kernels 150), and functions with more than 6 parameters.
 
 limits.py FILE...    Functions of the C ABI may have more parameters. Exits 1 when something is reported.
 
-Not a parser: comments, strings and preprocessor lines are blanked, then every brace is taken for what the text in front of
-it says. That is enough for formatted code, and it needs nothing installed.
+Not a parser: it blanks comments, strings and preprocessor lines, and classifies every brace by the text before it. That
+is enough for formatted code, and needs no installed tools.
 """
 import re
 import sys

@@ -4,16 +4,16 @@
 
   - each function, struct, callback and constant of the header has its page, and docs/man/names.txt a line for each page;
   - declarations on pages are those of the header;
-  - a function that returns a status says what errors there are, each function which threads may call it, and one that takes
-    a stream or tensors in what order that happens. What holds for every function is said once, at the head of tandem.h:
-    pages repeat it, and fail here where the head lacks the sentence for an object or for streams;
+  - a function that returns a status lists its errors, each function states which threads may call it, and a function that
+    takes a stream or tensors states its stream order. Rules for every function are only at the head of tandem.h. Pages
+    repeat them, and fail here if the head lacks the sentence for an object or for streams;
   - no word of a comment or of a help text is lost on its way to the page;
-  - each reference is to a page that there is, and each file of HTML is well-formed, with links that lead to files;
-  - mandoc and groff find nothing to warn of, where they are installed;
+  - each reference names an existing page, and each HTML file is well-formed, with links that lead to files;
+  - mandoc and groff print no warnings, if they are installed;
   - the programs in the overviews compile;
-  - docs/man/help is what the programs print, where BIN is given.
+  - docs/man/help equals the output of the programs, if BIN is given.
 
-First the checker is given copies of the tree with one mistake each, and has to find every one.
+First the checker gets copies of the tree with one mistake each and must find every mistake.
 
 man_test.py SOURCE_DIR CC [BIN]
 """
@@ -68,7 +68,7 @@ def text_of_page(page):
 
 
 def check_names(manual):
-    """Every public name has a page, and every line of names.txt one."""
+    """Checks that every public name has a page and every page a line of names.txt."""
     reference, pages = manual.reference, pages_by_name(manual)
     header = reference.header
     for kind, things in (("function", header.functions), ("struct", header.structs), ("callback", header.callbacks)):
@@ -84,7 +84,7 @@ def check_names(manual):
 
 
 def signs(text):
-    """A declaration, whatever its line breaks."""
+    """Returns a declaration without its line breaks."""
     return re.sub(r"\s+", " ", re.sub(r"\s*([(),;*\[\]{}])\s*", r" \1 ", text.replace("struct tandem_", "tandem_"))).strip()
 
 
@@ -100,7 +100,7 @@ def check_declarations(manual, root):
 
 
 def check_rules(manual):
-    """What each function has to say, in sections of its page."""
+    """Checks that the page of each function has the required sections."""
     rules, pages = manual.reference.rules, pages_by_name(manual)
     for function in manual.reference.header.functions:
         page = pages.get(function.name)
@@ -116,7 +116,7 @@ def check_rules(manual):
 
 
 def check_words(manual):
-    """Words of comments that do not come as often on their page."""
+    """Reports words of comments that their page lacks."""
     reference, pages = manual.reference, pages_by_name(manual)
     about = [(name, comment) for name, comment in reference.notes.comments.items() if name in pages]
     about += [("tandem_" + name.removesuffix(".h"), head.split("\n\n", 2)[-1])
@@ -132,7 +132,7 @@ def check_words(manual):
 
 
 def check_help_words(manual, root):
-    """Words of help texts that are not on the program's page. The first line of tandem's own is its name."""
+    """Reports words of help texts that the program's page lacks. The first line of tandem's own help is its name."""
     for page in manual.pages:
         for name in make.HELP if page.section == 1 else ():
             if name == page.name or (page.name != "tandem" and name.startswith(page.name + "-")):
@@ -161,7 +161,7 @@ def check_html(files):
 
 
 def check_roff(files, folder):
-    """What mandoc and groff say of the pages; says which of them is not there."""
+    """Reports the warnings of mandoc and groff about the pages, and prints which of the two is not installed."""
     pages = [path for path, text in files.items() if path.startswith("man") and isinstance(text, str)]
     for path in pages:
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
@@ -181,6 +181,8 @@ def check_programs(root, compiler, folder):
                for line in block.splitlines()):
             yield f"docs/man/{page.name}: a line of code has more than 68 characters"
         for i, block in enumerate(re.findall(r"^```c\n(.*?)^```$", page.read_text(), re.M | re.S)):
+            if "int main(" not in block:
+                continue  # an excerpt: docs_commands_test compiles it
             source = folder / f"{page.stem}{i}.c"
             source.write_text(block)
             done = subprocess.run([compiler, "-std=c99", "-pedantic", "-Wall", "-Wextra", "-Werror", "-fsyntax-only",
@@ -190,7 +192,7 @@ def check_programs(root, compiler, folder):
 
 
 def comparable(text, absent):
-    """A help text without what depends on the build: columns, the list of instruction sets, commands that are not there."""
+    """Returns a help text without the parts that depend on the build: columns, the list of instruction sets, absent commands."""
     text = re.sub(r"--isa [\w|]+\s+", "--isa NAME ", re.sub(r"[ \t]+", " ", text))
     return [line for line in text.splitlines() if line.split(" ")[1:2] not in absent]
 
@@ -207,15 +209,15 @@ def check_help(root, folder):
 
 
 def check(root):
-    """What concerns names and words, which the mistakes below are of."""
+    """Runs the checks of names and words, which the mistakes below concern."""
     manual = make.manual_of(root, make.PROGRAMS)
     return [*check_names(manual), *check_declarations(manual, root), *check_rules(manual), *check_words(manual),
             *check_help_words(manual, root), *check_references(manual)]
 
 
-END = "/* Closes the step "  # before which the header of a copy gets more
+END = "/* Closes the step "  # text before which a copy's header gets the addition
 FUNCTION = "/* Does. */\nTANDEM_API int32_t tandem_session_more(tandem_session *session, tandem_error **error);\n\n"
-MISTAKES = [  # file, what is replaced, by what, what is to be found
+MISTAKES = [  # file, text, replacement, expected error
     ("include/tandem/tandem.h", END, FUNCTION + END, "tandem_session_more has no line in docs/man/names.txt"),
     ("include/tandem/tandem.h", END, FUNCTION.replace("/* Does. */\n", "") + END, "tandem_session_more has no comment"),
     ("include/tandem/tandem.h", END, "typedef struct tandem_thing tandem_thing;\n"
@@ -236,7 +238,7 @@ MISTAKES = [  # file, what is replaced, by what, what is to be found
 
 
 def check_the_checker():
-    """Mistakes that it does not find."""
+    """Yields the mistakes that the checker does not find."""
     for path, old, new, wanted in MISTAKES:
         with tempfile.TemporaryDirectory() as folder:
             root = pathlib.Path(folder)
@@ -256,7 +258,7 @@ def check_the_checker():
 
 
 def check_the_help_checker(folder):
-    """Help texts with a wrong word, of which none may pass."""
+    """Checks help texts with a wrong word. None may pass."""
     with tempfile.TemporaryDirectory() as work:
         shutil.copytree(ROOT / "docs/man/help", pathlib.Path(work) / "docs/man/help")
         for path in (pathlib.Path(work) / "docs/man/help").iterdir():

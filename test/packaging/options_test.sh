@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: MIT
-# Options of the build: what is left out is not looked for, what is asked for and missing is an error that says so, warnings
-# are errors in the presets alone. Nothing is compiled.
+# Options of the build: an excluded dependency is not searched for, a requested dependency that is missing is an error that
+# names it, and warnings are only errors in the presets. Nothing is compiled.
 # options_test.sh SOURCE_DIR CMAKE CC CXX WORK_DIR
 source "$(dirname "$0")/common.sh"
 source=$1 cmake=$2 cc=$3 cxx=$4 work=$5
@@ -18,7 +18,7 @@ refused() { # text option…
   grep -qF -e "$text" <<<"$(tr -s '\n ' '  ' <<<"$output")" || fail "$*: does not say \"$text\": $output"
 }
 
-off=(-DTANDEM_ISAS= -DBUILD_SHARED_LIBS=ON -DTANDEM_BUILD_STATIC=ON) # again, as the cache keeps what a call has chosen
+off=(-DTANDEM_ISAS= -DBUILD_SHARED_LIBS=ON -DTANDEM_BUILD_STATIC=ON) # set again, because the cache keeps the choices of a call
 for name in "${choices[@]}"; do off+=("-D$name=OFF"); done
 summary=$(configure "${off[@]}") || fail "all OFF: $summary"
 for name in "${choices[@]}"; do
@@ -32,7 +32,7 @@ for preset in release dev asan tsan arm; do
   output=$(cd "$source" && "$cmake" -N --preset "$preset" -B "$work/unused")
   grep -q 'TANDEM_WERROR="ON"' <<<"$output" || fail "the preset $preset does not make warnings errors: $output"
 done
-# ./dev build: off in a new folder, as it is in one that has been configured.
+# ./dev build turns the option off, both in a new folder and in one that has been configured.
 source <(sed -n '/^werror() {/,/^}/p' "$source/dev")
 [ "$(werror "$work/unused")" = OFF ] && [ "$(werror build)" = OFF ] || fail './dev build makes warnings errors'
 "$cmake" -DTANDEM_WERROR=ON build >output 2>&1 || fail "TANDEM_WERROR=ON: $(cat output)"
@@ -45,7 +45,7 @@ PKG_CONFIG_PATH='' PKG_CONFIG_LIBDIR=$work refused 'TANDEM_CAIRO=ON: Cairo (libc
 refused 'is not ON, OFF or AUTO' -DTANDEM_CAIRO=maybe
 refused 'there are no kernels for avx9. For' -DTANDEM_ISAS=avx9
 refused 'leave no library to build' -DBUILD_SHARED_LIBS=OFF -DTANDEM_BUILD_STATIC=OFF
-# The last one, as nothing is found from here on.
+# Must be the last one, because CMake finds nothing from here on.
 refused 'TANDEM_GGML=ON: ggml-backend.h is not found' -DTANDEM_GGML=ON -DTANDEM_GGML_INCLUDE_DIR=NOTFOUND \
   -DCMAKE_DISABLE_FIND_PACKAGE_ggml=ON -DCMAKE_FIND_ROOT_PATH=/nonexistent -DCMAKE_FIND_ROOT_PATH_MODE_INCLUDE=ONLY
 finish

@@ -1,9 +1,9 @@
 #!/bin/bash
 # SPDX-License-Identifier: MIT
-# The Python binding as its users get it: Tandem installed to a folder outside of the checkout, the package copied beside it and
-# installed by pip into a virtual environment, with and without build isolation and without a registry; then its tests
-# (test/bindings/python). MODULE is a device module in host memory.
-# python_test.sh SOURCE_DIR BUILD_DIR CMAKE CC PYTHON MODULE; exits 77 (skipped) where Python, venv, NumPy or pytest are not to be had.
+# The Python binding as its users get it. Tandem is installed to a folder outside of the checkout and the package is copied
+# next to it. pip installs the package into a virtual environment, with and without build isolation, without a registry.
+# Then its tests run (test/bindings/python). MODULE is a device module in host memory.
+# python_test.sh SOURCE_DIR BUILD_DIR CMAKE CC PYTHON MODULE; exits 77 (skipped) without Python, venv, NumPy or pytest.
 source "$(dirname "$0")/common.sh"
 source=$1 build=$2 cmake=$3 cc=$4 python=$5
 export TANDEM_TEST_MODULE=$6
@@ -33,7 +33,7 @@ step 'pip install of the wheel' "$python" -m pip install --no-index --no-deps "$
 step 'pip uninstall' "$python" -m pip uninstall --yes tandem
 step 'pip install --no-build-isolation' "$python" -m pip install --no-index --no-deps --no-build-isolation \
   "$package" || finish
-pip_check() { ! "$python" -m pip check | grep -i '^tandem '; } # of other packages it may complain
+pip_check() { ! "$python" -m pip check | grep -i '^tandem '; } # pip may complain about other packages
 step 'pip check' pip_check
 written=$(find "$package" -newer "$work/user/README.md")
 [ -z "$written" ] || fail "the install has written into the package's folder: $written"
@@ -50,7 +50,7 @@ step 'what a call costs' "$python" ../../test/bindings/python/overhead_bench.py
   timeout 40 "$python" -m pip install --quiet --retries 0 --timeout 10 mypy >/dev/null 2>&1
 if "$python" -m mypy --version >/dev/null 2>&1; then
   step 'mypy --strict' "$python" -m mypy --cache-dir /dev/null tandem wheel_backend.py
-  cd "$work" || exit 1 # where the package is the installed one, typed by its py.typed
+  cd "$work" || exit 1 # here the installed package is imported, with the types of its py.typed
   awk '/^```python$/ {n++; next} /^```$/ {n += n % 2} n == 1' "$package/README.md" >example.py
   grep -q 'session.attend' example.py || fail 'the example of the README is not found'
   step 'mypy --strict, the example' "$python" -P -m mypy --strict --cache-dir /dev/null example.py

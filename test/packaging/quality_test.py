@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""The selectors of bench/quality on small random keys: those of stages choose what pruning_reference.py chooses, a list has as many
-keys as its name says, and a run over a short text writes lines, goes on with them and makes tables.
+"""The selectors of bench/quality on small random keys. Selectors with stages choose the same keys as
+pruning_reference.py, and a list has as many keys as its name says. A run over a short text writes lines, resumes from
+them and makes tables.
 
-quality_test.py SOURCE_DIR; exits 77 (skipped) where PyTorch or NumPy is missing.
+quality_test.py SOURCE_DIR; exits 77 (skipped) if PyTorch or NumPy is missing.
 """
 import pathlib
 import subprocess

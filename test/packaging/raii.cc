@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// A program on tandem.hpp: one decode step, a refused one, pruned keys, a file of head patterns, and everything released in
-// the wrong order.
+// A program that uses tandem.hpp: one decode step, a refused one, pruned keys, a file of head patterns, and releases in the
+// wrong order.
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -31,7 +31,7 @@ tandem_layer_options two_heads() {
   return layer;
 }
 
-// One token attends itself: o = v, whatever q and k are.
+// One token attends itself, so o = v for any q and k.
 int attend_one(tandem::Session& session, int64_t sequence, float value, float* seen) {
   std::vector<float> q(kHeads * kDim, 0.5f), k(kHeads * kDim, 0.25f), v(kHeads * kDim, value), o(kHeads * kDim);
   const tandem_tensor qt = tandem::tensor(q.data(), {1, kHeads, kDim}), kt = tandem::tensor(k.data(), {1, kHeads, kDim});
@@ -52,7 +52,7 @@ int attend_one(tandem::Session& session, int64_t sequence, float value, float* s
   return 0;
 }
 
-// The last token attends the key that is named, and gets its value. An index that names no token is refused.
+// The last token attends the named key and gets its value. An index of no token is refused.
 int attend_named(tandem::Session& session, int64_t sequence, int32_t named, float expected) {
   std::vector<float> q(kHeads * kDim, 0.5f), o(kHeads * kDim);
   const tandem_tensor qt = tandem::tensor(q.data(), {1, kHeads, kDim}), ot = tandem::tensor(o.data(), {1, kHeads, kDim});
@@ -84,7 +84,7 @@ void run_in_turn(int64_t n_tasks, tandem_task_fn task, void* context, void* user
   for (int64_t i = 0; i < n_tasks; ++i) task(i, context);
 }
 
-// On a lent thread: each of 40 queries sees the keys up to its own, whose values are their numbers.
+// On a lent thread: each of 40 queries sees the keys up to its own. Each value is the number of its key.
 int attend_tensors() {
   const int64_t n = 40;
   int n_rounds = 0;
@@ -115,9 +115,9 @@ int attend_tensors() {
   return 0;
 }
 
-constexpr int64_t kPruned = 3000, kNeedle = 1234;  // tokens; kNeedle is outside of sinks and window
+constexpr int64_t kPruned = 3000, kNeedle = 1234;  // tokens; kNeedle is outside sinks and window
 
-// 16 sinks, a window of 64 tokens, and as many others as are said, in chunks of 8.
+// Keeps 16 sinks, a window of 64 tokens, and keep_tokens others, in chunks of 8.
 tandem::Pruning pruning_that_keeps(int64_t keep_tokens) {
   tandem::PruningRecord record;
   record.sink_tokens = 16;
@@ -134,7 +134,7 @@ tandem_session_options with_policy(const char* policy) {
   return options;
 }
 
-// Numbers from -1 to 1.
+// Returns numbers from -1 to 1.
 std::vector<float> numbers(int64_t n, uint32_t seed) {
   std::vector<float> made(static_cast<std::size_t>(n));
   for (float& x : made)
@@ -142,8 +142,8 @@ std::vector<float> numbers(int64_t n, uint32_t seed) {
   return made;
 }
 
-// Appends kPruned tokens to a sequence of its own, then one more, whose o it gives. In the first head the key of kNeedle is
-// a multiple of the last query; *needle is its value.
+// Appends kPruned tokens to a new sequence and decodes one more. Returns its o. In the first head the key of kNeedle is a
+// multiple of the last query. *needle is its value.
 std::vector<float> append_and_decode(tandem::Cache& cache, tandem::Session& session, std::vector<float>* needle) {
   constexpr int64_t kToken = kHeads * kDim;
   std::vector<float> q = numbers((kPruned + 1) * kToken, 1), k = numbers((kPruned + 1) * kToken, 2);
@@ -171,7 +171,7 @@ std::vector<float> append_and_decode(tandem::Cache& cache, tandem::Session& sess
   return std::vector<float>(o.begin() + kPruned * kToken, o.end());
 }
 
-// The largest, over the numbers that both have; NaN where one is.
+// Returns the largest difference over the common numbers, or NaN if a number is NaN.
 float difference(const std::vector<float>& a, const std::vector<float>& b) {
   float most = 0.0f;
   for (std::size_t i = 0; i < a.size() && i < b.size(); ++i) {
@@ -215,18 +215,18 @@ int attend_pruned(tandem::Cache& cache) {
   tandem::Session everything(cache, with_policy("hip"), pruning_that_keeps(4096));
   CHECK(difference(append_and_decode(cache, everything, &needle), all) < 1e-5f);
   tandem::Pruning pruning;
-  pruning.preset = "3k";  // keeps 4096 tokens in a model's first layers
+  pruning.preset = "3k";  // keeps 4096 tokens in the first layers of a model
   tandem::Session paper(cache, with_policy("hip"), pruning);
   CHECK(difference(append_and_decode(cache, paper, &needle), all) < 1e-5f);
   pruning = pruning_that_keeps(64);
   pruning.preset = "5k";
   tandem::Session few(cache, with_policy("hip"), pruning);
-  pruning = tandem::Pruning();  // it is not read any more
+  pruning = tandem::Pruning();  // the session does not read it any more
   const std::vector<float> pruned = append_and_decode(cache, few, &needle);
   CHECK(difference(pruned, needle) < 1e-5f && difference(pruned, all) > 1e-2f);
   CHECK(few.stats().n_refreshes > 0);
 
-  // A copy is a struct of C.
+  // PruningCopy is a struct of C.
   const tandem::PruningCopy copy(pruning_that_keeps(64));
   tandem_session_options session_options = with_policy("hip");
   session_options.pruning = copy.get();
@@ -235,7 +235,7 @@ int attend_pruned(tandem::Cache& cache) {
   return 0;
 }
 
-// A file of gates, written into the working directory.
+// Reads a file of gates that it writes into the working directory.
 int read_patterns() {
   const char* const path = "raii_gates.tsv";
   std::FILE* const file = std::fopen(path, "w");
@@ -257,7 +257,7 @@ int read_patterns() {
   return 0;
 }
 
-// A sequence in a file, in the folder of the tests' files.
+// Saves a sequence to a file in the folder of test files and loads it.
 int save_and_load(tandem::Cache& cache, const tandem::Session& session, int64_t sequence) {
   const char* folder = std::getenv("TMPDIR");
   const std::string path = std::string(folder != nullptr ? folder : "/tmp") + "/tandem-raii-" + std::to_string(::getpid());
@@ -265,7 +265,7 @@ int save_and_load(tandem::Cache& cache, const tandem::Session& session, int64_t 
   with.blobs["state"] = std::string("a\0b", 3);
   with.blobs["empty"] = "";
   tandem::save_sequence(cache, sequence, path, with);
-  tandem::save_sequence(cache, sequence, path, with);  // in the place of the first
+  tandem::save_sequence(cache, sequence, path, with);  // replaces the first file
   std::map<std::string, std::string> blobs;
   const int64_t loaded = tandem::load_sequence(cache, path, {&session, 7}, &blobs);
   CHECK(cache.digest(loaded) == cache.digest(sequence) && blobs == with.blobs);

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""What bench/rivals does without a GPU: it lists cells, runs a bench that stands in for decode_call_bench, goes on with a file,
-makes tables and pictures, and refuses what is no input.
+"""The parts of bench/rivals that need no GPU: it lists cells, runs a stand-in for decode_call_bench, resumes from a
+file, makes tables and pictures, and refuses invalid input.
 
 rivals_test.py SOURCE_DIR
 """
@@ -14,7 +14,7 @@ import sys
 import tempfile
 
 FOLDER = pathlib.Path(sys.argv[1]) / "bench/rivals"
-# Answers every case but that of 16,384 keys, which ends it; every kernel is wrong at 131,072.
+# Answers every case except 16,384 keys, which ends the bench. At 131,072 keys every kernel is wrong.
 STAND_IN = """#!/usr/bin/env python3
 import json
 import sys
@@ -79,7 +79,7 @@ def measures(folder):
 
 
 def sample(folder):
-    """Lines as a machine with a GPU has them."""
+    """Returns lines as a machine with a GPU writes them."""
     lines = [{"machine": {"card": "a card", "copy_gb_per_s": 3000.0, "tflop_per_s": 700.0, "torch": "2"}}]
     for group, cell in (("decode", "4095x1x1@32/8x128"), ("mqa", "0x1x1@8/1x256"), ("mqa", "4999x1x1@71/1x64")):
         facts = {"group": group, "cell": cell, "bytes": 16_000_000, "flops": 1e9, "card": "a card"}

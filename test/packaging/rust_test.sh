@@ -1,9 +1,9 @@
 #!/bin/bash
 # SPDX-License-Identifier: MIT
-# The Rust crates as their users get them: Tandem installed to a folder outside of the checkout whose name has a space, the crates
-# copied beside it; their tests through pkg-config and through TANDEM_LIB_DIR, what a call costs; documentation, lints and format
-# too, where cargo has them. MODULE is a device module in host memory.
-# rust_test.sh SOURCE_DIR BUILD_DIR CMAKE CC WORK_DIR MODULE; exits 77 where there is no cargo.
+# The Rust crates as their users get them. Tandem is installed to a folder outside of the checkout whose name has a space,
+# and the crates are copied next to it. Their tests run through pkg-config and through TANDEM_LIB_DIR. Also measures the
+# cost of a call, and checks documentation, lints and format if cargo has them. MODULE is a device module in host memory.
+# rust_test.sh SOURCE_DIR BUILD_DIR CMAKE CC WORK_DIR MODULE; exits 77 without cargo.
 source "$(dirname "$0")/common.sh"
 source=$1 build=$2 cmake=$3 cc=$4 work=$5
 export TANDEM_TEST_MODULE=$6
@@ -22,7 +22,7 @@ cd "$prefix/user/bindings/rust" || exit 1
 export CARGO_INCREMENTAL=0 CARGO_PROFILE_DEV_DEBUG=0 CARGO_PROFILE_TEST_DEBUG=0
 export CARGO_TARGET_DIR="$work/target" LD_LIBRARY_PATH="$libdir" CC="$cc"
 
-without() { # what is said; environment…: the library is not found, the build stops and says what to do
+without() { # expected text; environment…: without the library the build stops with instructions
   local output said=$1
   shift
   ! output=$(env "$@" cargo build --offline --locked -p tandem-sys 2>&1) || return 1
@@ -33,7 +33,7 @@ step 'without the library' without 'tandem' "PKG_CONFIG_LIBDIR=$work/empty"
 step 'without pkg-config' without 'could not be run' PKG_CONFIG=/no/such/program
 step 'a folder without the library' without 'has no libtandem.so' "TANDEM_LIB_DIR=$work/empty"
 step 'TANDEM_LIB_DIR' env "TANDEM_LIB_DIR=$libdir" PKG_CONFIG=false cargo test --offline --locked -p tandem-sys
-multiarch() { # the header is not beside the library's folder, but beside the one above
+multiarch() { # the header is in the folder above the one next to the library's folder
   local lib=$work/multiarch/usr/lib/x86_64-linux-gnu include
   include=$(PKG_CONFIG_PATH=$libdir/pkgconfig pkg-config --variable=includedir tandem | tr -d '\\')
   mkdir -p "$lib" && cp -P "$libdir"/libtandem.so* "$lib" &&
@@ -41,7 +41,7 @@ multiarch() { # the header is not beside the library's folder, but beside the on
     env "TANDEM_LIB_DIR=$lib" PKG_CONFIG=false cargo test --offline --locked -p tandem-sys || return 1
   grep -qx "cargo:include=$(realpath "$work/multiarch/usr/include")" "$CARGO_TARGET_DIR"/debug/build/tandem-sys-*/output
 }
-packaged() { # crate: licence and README are in the package
+packaged() { # crate: the package contains licence and README
   local listed
   cmp "$1/LICENSE" "$source/LICENSE" && listed=$(cargo package --offline --list --allow-dirty -p "$1") &&
     grep -qx LICENSE <<< "$listed" && grep -qx README.md <<< "$listed"

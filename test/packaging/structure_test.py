@@ -1,35 +1,36 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""The structure of lib: what can be read and changed one by one stays so.
+"""Checks the structure of lib, so that modules can be read and changed one by one.
 
-  structure_test.py SOURCE_DIR
+structure_test.py SOURCE_DIR
 
-A module is a header with its source; a source that defines methods of a class belongs to the header that declares it.
+A module is a header with its source. A source that defines methods of a class belongs to the header that declares the
+class.
 """
 import collections
 import pathlib
 import re
 import sys
 
-# A module includes its own folder and those above it in this list. cpu and cuda include the first three alone.
+# A module includes its own folder and the folders before it in this list. cpu and cuda include only the first three.
 FOLDERS = ["base", "model", "tables", "tensors", "rates", "machine", "weights", "store", "policy", "patterns", "pieces", "call", "select",
            "device", "routes", "plan", "attend", "abi"]
 FOR_BACKENDS = FOLDERS[:3]
-MOST_METHODS = 30  # of a class
-# Headers of one policy or one route: included by these modules alone.
+MOST_METHODS = 30  # of one class
+# Headers of one policy or one route. Only these modules may include them.
 OWN_HEADERS = {"lib/select/hgca": r"lib/select/hgca", "lib/routes/stream": r"lib/routes/(stream|route_table)",
                "lib/routes/recompute": r"lib/routes/(recompute|route_table)"}
 
 
 def owner_of(path, text):
-    """Session has its methods in two sources."""
+    """Returns the module of a file. Session has its methods in two sources."""
     if path.suffix == ".cc" and re.search(r"^\S.*\bSession::", text, re.M):
         return "lib/attend/session"
     return str(path.with_suffix(""))
 
 
 def knots_of(includes):
-    """Groups of modules that reach each other."""
+    """Returns groups of modules that reach each other through includes."""
     def reached(start):
         seen, left = set(), [start]
         while left:
@@ -47,7 +48,7 @@ def without_comments(text):
 
 
 def class_bodies(text):
-    """Names of classes, and their bodies without what stands in braces of their own."""
+    """Yields the names of classes, and their bodies without nested braces."""
     for found in re.finditer(r"\b(?:class|struct)\s+(\w+)[^;{()]*\{", text):
         depth, body, at = 1, [], found.end()
         while at < len(text) and depth > 0:

@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: MIT
-# A project of another language default adds Tandem as a subdirectory and links either library. Then with one library alone,
-# as BUILD_SHARED_LIBS and TANDEM_BUILD_STATIC say, which is installed and linked by a user's project.
+# A project with another default language adds Tandem as a subdirectory and links either library. Then only one library is
+# built, as BUILD_SHARED_LIBS and TANDEM_BUILD_STATIC select, installed, and linked by a user's project.
 # subdirectory_test.sh SOURCE_DIR CMAKE CC CXX WORK_DIR
 source "$(dirname "$0")/common.sh"
 source=$1 cmake=$2 cc=$3 cxx=$4 work=$5
@@ -9,7 +9,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 rm -rf "$work" && mkdir -p "$work"
 cd "$work" || exit 1
 
-case $(uname -m) in # one instruction set, which every such processor has, is soon compiled
+case $(uname -m) in # one instruction set that every such processor has, to compile quickly
   x86_64) isas=ssse3 ;;
   aarch64) isas=neon ;;
   *) isas= ;;

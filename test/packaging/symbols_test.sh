@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: MIT
-# What the shared library shows to the world: exactly the functions of tandem.h under their version, its SONAME, and no
-# library needed that the package does not name.
+# The visible parts of the shared library: exactly the functions of tandem.h under their version, its SONAME, and only
+# needed libraries that the package names.
 # symbols_test.sh SOURCE_DIR LIBRARY SOVERSION VERSION_NODE
 source "$(dirname "$0")/common.sh"
 include=$1/include map=$1/lib/tandem.map library=$2 soversion=$3 node=$4

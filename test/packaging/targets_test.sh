@@ -1,13 +1,13 @@
 #!/bin/bash
 # SPDX-License-Identifier: MIT
-# The target tandem_programs, which ./dev build makes: the library and every program, and nothing that takes longer: no test,
-# no CUDA module. The targets fast and smoke have every program that a test of that label runs, and each test that
-# test/CMakeLists.txt lists is one of label smoke.
+# The target tandem_programs, which ./dev build makes, contains the library and every program, and nothing that takes
+# longer: no test and no CUDA module. The targets fast and smoke contain every program that a test of that label runs. Each
+# test that test/CMakeLists.txt lists has label smoke.
 # targets_test.sh SOURCE_DIR BUILD_DIR CTEST NINJA
 source "$(dirname "$0")/common.sh"
 source=$1 build=$2 ctest=$3 ninja=$4
 cd "$build" || exit 1
-# What is linked, compiled or archived for a target, by the commands that ninja would run for it: -o FILE, or ar's argument.
+# Prints the files that ninja would link, compile or archive for a target: -o FILE, or ar's argument.
 outputs() { "$ninja" -t commands "$1" | grep -oE ' (-o|qc) [^ ]+' | sed 's/^ [^ ]* //' | sort -u; }
 
 programs=$(outputs tandem_programs)
@@ -18,7 +18,7 @@ for file in bin/tandem bin/tandem-info bin/tandem-plan bin/tandem-patterns bin/t
 done
 ! grep -E '^test/|tandem-cuda' <<<"$programs" || fail 'tandem_programs has the files above'
 
-# Programs are the same whatever folder they are built in.
+# Programs are the same in every build folder.
 for file in bin/tandem*; do
   path=$(LC_ALL=C readelf -d "$file" | sed -n 's/.*R.*PATH).*\[\(.*\)\]$/\1/p')
   [[ $path != *"$PWD"* ]] || fail "$file looks for libraries in $path"
@@ -47,7 +47,7 @@ for arguments in nonsense 'release nonsense' --gpu; do
   [ "$status" -eq 2 ] || fail "./dev build $arguments: exit code $status"
   grep -q "unknown argument ${arguments##* }" <<<"$message" || fail "./dev build $arguments: $message"
 done
-# The ten slowest tests, by a file as ctest writes it.
+# Lists the ten slowest tests of a file as ctest writes it.
 times=$(mktemp)
 for i in {1..12}; do echo "	<testcase name=\"t$i\" classname=\"t$i\" time=\"$i.5\" status=\"run\">"; done >"$times"
 slowest=$(bash -c "$(sed -n '/^slowest()/,/^}/p' "$source/dev"); slowest '$times'")

@@ -1,11 +1,12 @@
 #!/bin/bash
 # SPDX-License-Identifier: MIT
-# The tests of tandem.transformers with other versions of Transformers than the one that is installed. Each version gets a virtual
-# environment, with PyTorch, from the registry that pip knows: several GB, so that nothing is done unasked.
+# Runs the tests of tandem.transformers with other versions of Transformers than the installed one. Each version gets a
+# virtual environment, with PyTorch, from pip's registry. That is several GB, so the test only runs on request.
 #   TANDEM_TRANSFORMERS='oldest newest' ctest --test-dir build -R transformers_test
-# Words are "oldest" (what bindings/python/pyproject.toml allows, with the oldest PyTorch), "newest", or a version of Transformers.
-# Environments are kept in the folder TANDEM_TRANSFORMERS_VENVS where that is given. TANDEM_TRANSFORMERS_TESTS is pytest's -k.
-# transformers_test.sh SOURCE_DIR BUILD_DIR PYTHON; exits 77 (skipped) where no version is asked for.
+# Words are "oldest" (the oldest version that bindings/python/pyproject.toml allows, with the oldest PyTorch), "newest", or
+# a version of Transformers. TANDEM_TRANSFORMERS_VENVS, if set, is a folder where the environments are kept.
+# TANDEM_TRANSFORMERS_TESTS is pytest's -k.
+# transformers_test.sh SOURCE_DIR BUILD_DIR PYTHON; exits 77 (skipped) if no version is requested.
 source "$(dirname "$0")/common.sh"
 source=$1 build=$2 python=$3
 [ -n "${TANDEM_TRANSFORMERS:-}" ] || { echo 'skipped: TANDEM_TRANSFORMERS names no version'; exit 77; }

@@ -1,13 +1,14 @@
 #!/bin/bash
 # SPDX-License-Identifier: MIT
-# The wheel that carries the library (bindings/python/build_wheel.sh): what is in it, its tag, and whether it answers in a Debian of its
-# own that has Python and NumPy, and none of the libraries that Tandem loads. There a small Transformers model answers, too, where
-# PYTHON has PyTorch and Transformers and is of the version that this Debian has; or TANDEM_WHEEL_SITE names a folder with them.
-# wheel_test.sh SOURCE_DIR BUILD_DIR PYTHON WORK_DIR; exits 77 (skipped) where pip fetches no auditwheel, or there is no such Debian.
+# The wheel that contains the library (bindings/python/build_wheel.sh): its content, its tag, and attention in a separate
+# Debian with Python and NumPy but none of the libraries that Tandem loads. A small Transformers model also runs there if
+# PYTHON has PyTorch and Transformers and the version of this Debian, or if TANDEM_WHEEL_SITE names a folder with them.
+# wheel_test.sh SOURCE_DIR BUILD_DIR PYTHON WORK_DIR; exits 77 (skipped) if pip fetches no auditwheel, or without such a
+# Debian.
 source "$(dirname "$0")/common.sh"
 source=$1 build=$2 python=$3 work=$4
 mounted=()
-for folder in site sys proc; do # of a run that was killed
+for folder in site sys proc; do # left by a run that was killed
   ! mountpoint -q "$work/bare/$folder" || umount "$work/bare/$folder" || exit 1
 done
 rm -rf "$work" && mkdir -p "$work"
@@ -49,7 +50,7 @@ bare=$work/bare
 debootstrap --variant=minbase "$codename" "$bare" http://deb.debian.org/debian >debootstrap.log 2>&1 ||
   skip "debootstrap: $(tail -1 debootstrap.log)"
 inside() { env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin DEBIAN_FRONTEND=noninteractive LC_ALL=C PYTHONPATH="${site:+/site}" chroot "$bare" "$@"; }
-bind() { # folder, where inside
+bind() { # folder, its place inside
   mkdir -p "$bare/$2" && mount --bind -o ro "$1" "$bare/$2" && mounted+=("$bare/$2")
 }
 site=

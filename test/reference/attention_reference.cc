@@ -8,7 +8,7 @@
 #include "reference/rounding.h"
 #include "reference/stored_row.h"
 
-// The truth is the slow part of every test: where it is safe it is also built for AVX2. Sums are still in double.
+// The truth is the slow part of every test. Where it is safe, it is also built for AVX2. Sums are still in double.
 #if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__) && defined(__GNUC__) && \
     !defined(__clang__)
 #define REFERENCE_CLONES __attribute__((target_clones("arch=haswell", "default")))
@@ -21,7 +21,7 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-// a . b, and the sum of the products' magnitudes, which is what a dot product's rounding error is measured by.
+// a . b, and the sum of the products' magnitudes, which scales the rounding error of a dot product.
 struct Dot {
   double value = 0.0, magnitude = 0.0;
 };
@@ -44,8 +44,8 @@ REFERENCE_CLONES void accumulate(double weight, const double* v, double* o, doub
   }
 }
 
-// RoPE of one layer: at a position, cos and sin of each pair's angle times the attention factor. They are computed in double
-// and are the same for every head, so a token's are computed once; T is the arithmetic the rotation itself is done in.
+// RoPE of one layer: cos and sin of each pair's angle at a position, times the attention factor. They are computed in
+// double, once for each token, because all heads share them. T is the arithmetic of the rotation itself.
 class Rope {
  public:
   explicit Rope(const RefLayer& layer) : layer_(layer), on_(layer.rope != TANDEM_ROPE_CALLER) {
@@ -84,7 +84,7 @@ class Rope {
   std::vector<double> frequencies_, cos_, sin_;
 };
 
-// Rotates each of the copies of the keys in its own arithmetic.
+// Rotates each copy of the keys in its own arithmetic.
 template <typename... T>
 void rotate_keys(const LayerRows& rows, T*... copies) {
   const RefLayer& layer = *rows.layer;
@@ -99,11 +99,11 @@ void rotate_keys(const LayerRows& rows, T*... copies) {
 
 int64_t n_key_elements(const LayerRows& rows) { return rows.n_tokens * rows.layer->n_kv_heads * rows.layer->k_head_dim; }
 
-// Keys and values in double, keys rotated; and the keys that the plain computation reads.
+// Keys (rotated) and values in double, and the keys of the plain computation.
 struct Widened {
   std::vector<double> k;     // [n_tokens, n_kv_heads, k_head_dim]
   std::vector<double> v;     // [n_tokens, n_kv_heads, v_head_dim]
-  std::vector<float> k_f32;  // as k, but empty where not asked for
+  std::vector<float> k_f32;  // like k, empty unless requested
 };
 
 Widened widen(const LayerRows& rows, bool f32_too) {
@@ -133,13 +133,13 @@ double capped(const RefLayer& layer, double logit) {
   return cap * std::tanh(logit / cap);
 }
 
-// One (token, head) row of the truth. `weights` holds the logits on entry and the weights on return.
+// Computes one (token, head) row of the truth. `weights` holds the logits on entry and the weights on return.
 void finish_row(const RefLayer& layer, const Widened& wide, const std::vector<int64_t>& keys, std::vector<double>* weights,
                 int64_t row, Truth* truth) {
   const auto q_head = static_cast<int32_t>(row % layer.n_q_heads);
   double largest = layer.sinks.empty() ? -kInfinity : static_cast<double>(layer.sinks[static_cast<size_t>(q_head)]);
   const double sink = largest;
-  for (double logit : *weights) largest = std::isnan(logit) ? logit : std::max(largest, logit);  // NaN stays
+  for (double logit : *weights) largest = std::isnan(logit) ? logit : std::max(largest, logit);  // a NaN stays
   double& magnitude = truth->logit_magnitude[static_cast<size_t>(row)];
   if (sink != -kInfinity) magnitude = std::max(magnitude, std::fabs(sink));
   if (largest == -kInfinity) {
@@ -159,7 +159,7 @@ void finish_row(const RefLayer& layer, const Widened& wide, const std::vector<in
   truth->lse[static_cast<size_t>(row)] = largest + std::log(sum);
 }
 
-// The plain computation of rows, one after another. `k` holds the rotated keys.
+// The plain computation of consecutive rows. `k` holds the rotated keys.
 class Naive {
  public:
   Naive(const LayerRows& rows, const Queries& queries, const float* k)
@@ -199,7 +199,7 @@ class Naive {
   }
 
  private:
-  // Heads of one group see the same keys.
+  // The heads of a group see the same keys.
   void see(int64_t token, int32_t kv_head) {
     if (token == token_ && kv_head == kv_head_) return;
     token_ = token;
@@ -230,11 +230,11 @@ class Naive {
   LayerRows rows_;
   const Queries& queries_;
   const float* k_;
-  std::vector<float> rounded_v_;  // where it is
+  std::vector<float> rounded_v_;  // if V is rounded
   Rope rope_;
   int64_t token_ = -1;
   int32_t kv_head_ = -1;
-  std::vector<int64_t> keys_;  // what they see
+  std::vector<int64_t> keys_;  // the visible keys
   std::vector<float> q_, logits_;
 };
 

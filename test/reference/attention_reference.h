@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: MIT
-// Attention twice: in double precision, which is the truth, and in plain f32, which says how well f32 can do.
+// Computes attention twice: in double precision, the truth, and in plain f32, which shows how exact f32 can be.
 //
-// Both read the rows as stored. The truth works on K and V widened to double, rotated by angles computed in double; the
-// plain version forms each logit by one loop in f32, subtracts the maximum, sums in the order of the keys and divides
-// last. Where queries and values are both bf16 and many, products of bf16 numbers are what everybody computes: the plain
-// version can be told to round its weights too. Which keys a query sees is the caller's business: a list per query token and
-// KV head.
+// Both read the rows as stored. The truth uses K and V widened to double and rotated by angles computed in double. The
+// plain version forms each logit by one loop in f32, subtracts the maximum, sums in the order of the keys and divides last.
+// Many queries with bf16 queries and values are usually computed with products of bf16 numbers, so the plain version can
+// also round its weights. The caller decides which keys a query sees: a list for each query token and KV head.
 #pragma once
 
 #include <cstdint>
@@ -30,13 +29,13 @@ struct Queries {
   const float* q = nullptr;            // [n_tokens, n_q_heads, k_head_dim]
   const int64_t* positions = nullptr;  // [n_tokens]
   std::function<void(int64_t token, int32_t kv_head, std::vector<int64_t>* keys)> visible;
-  // Added to the logit of a key after the soft cap, if set.
+  // Optional. Added to the logit of a key after the soft cap.
   std::function<double(int64_t token, int32_t q_head, int64_t key)> bias;
-  // Called once per query token and head with the softmax weights of its visible keys, if set.
+  // Optional. Called once for each query token and head with the softmax weights of the visible keys.
   std::function<void(int64_t token, int32_t q_head, const std::vector<int64_t>& keys, const double* weights)> observe;
-  int64_t naive_rows = 64;  // at most so many (token, head) rows are also computed in f32
-  // There, weights are rounded to V's type before they meet V, to f16 where that has fewer bits, and numbers of a type with
-  // groups with them; sum and lse are not.
+  int64_t naive_rows = 64;  // largest number of (token, head) rows that are also computed in f32
+  // The f32 computation rounds weights to V's type before they are multiplied by V, and to f16 if V's type has fewer bits.
+  // It also rounds numbers of a type with groups. Sum and lse are not rounded.
   bool naive_rounds_p = false;
 };
 
@@ -47,7 +46,7 @@ struct Truth {
   std::vector<double> o;     // [n_tokens, n_q_heads, v_head_dim]
   std::vector<double> mass;  // sum of weight * |v|, same shape
   std::vector<double> lse;   // [n_tokens, n_q_heads]
-  // Of each row the largest sm_scale * sum |q_i k_i| over its keys, or |sink|: the size that f32 logits are exact to.
+  // For each row, the largest sm_scale * sum |q_i k_i| over its keys, or |sink|. The error of f32 logits is relative to it.
   std::vector<double> logit_magnitude;  // [n_tokens, n_q_heads]
   double naive_error = 0.0;             // max |naive - o| over the rows computed in f32
   double naive_mass_share = 0.0;        // max |naive - o| / mass over the same rows
@@ -56,7 +55,7 @@ struct Truth {
 
 Truth attend_reference(const LayerRows& rows, const Queries& queries);
 
-// One row of the plain f32 computation: o [v_head_dim] and lse. Exposed for tests of the oracle itself.
+// One row of the plain f32 computation: o [v_head_dim] and lse. Public for tests of the oracle itself.
 struct NaiveRow {
   std::vector<float> o;
   float lse = 0.0f;

@@ -12,7 +12,7 @@
 namespace reference {
 namespace {
 
-// Half a unit in the last place of an output tensor's type, at the size of x.
+// Returns half a unit in the last place of an output tensor's type, at the size of x.
 double output_rounding(int32_t o_type, double x) {
   const double smallest = o_type == TANDEM_F16 ? 0x1p-25 : o_type == TANDEM_BF16 ? 0x1p-134 : 0x1p-150;
   return std::max(0.5 * epsilon(o_type) * std::fabs(x), smallest);
@@ -81,7 +81,7 @@ GateVerdict check_gate(const GateCall& call) {
         }
         const double rounding = call.o_type == TANDEM_F32 ? 0.0 : output_rounding(call.o_type, std::fabs(expected) + 1e-5);
         const double mass_bound = 4.0 * eps * slack * truth.mass[at] + rounding + 1e-37;
-        // Shares are only worth telling without the rounding of the output.
+        // Shares are only reported if the output is not rounded.
         const bool exact_type = call.o_type == TANDEM_F32;
         if (used_up(error, naive_bound + rounding, exact_type ? &verdict.shares.naive : nullptr))
           note(&verdict, {"o against the plain computation", token, head, dim, got, expected, naive_bound + rounding});
@@ -94,14 +94,14 @@ GateVerdict check_gate(const GateCall& call) {
   return verdict;
 }
 
-// Where q has 16 bits, K and V no more, and there are many rows.
+// Returns true if q has 16 bits, K and V have no more, and there are many rows.
 bool device_rounds_p(const RefLayer& layer, int32_t q_type, int64_t most_q_len) {
   constexpr int64_t kRows = 64;
   return q_type != TANDEM_F32 && layer.k_type != TANDEM_F32 && layer.v_type != TANDEM_F32 &&
          most_q_len * layer.group_size() > kRows;
 }
 
-// Codes are exact in f32. Their weights are f16, as their numbers are then, or have two bf16 parts.
+// Codes are exact in f32. Their weights are f16, like their numbers, or have two bf16 parts.
 double device_mass_epsilon(const RefLayer& layer, bool rounds_p) {
   if (!has_groups(layer.v_type)) return 0.0;
   return rounds_p ? epsilon(TANDEM_F16) : 0x1p-16;

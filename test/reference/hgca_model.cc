@@ -39,7 +39,7 @@ double HgcaModel::maw(size_t layer, int32_t q_head, int64_t token) const {
   return token < static_cast<int64_t>(row.size()) ? row[static_cast<size_t>(token)] : 0.0;
 }
 
-// maw += alpha * (weight - maw) for tokens from first_token on that the query could see.
+// Adds alpha * (weight - maw) to maw, for the tokens from first_token on that the query could see.
 void HgcaModel::count(size_t layer, const QueryWeights& weights, int64_t first_token) {
   const double alpha = options_.alpha;
   for (size_t h = 0; h < states_[layer].maw.size(); ++h) {
@@ -65,8 +65,8 @@ void HgcaModel::judge(size_t layer, int64_t begin, int64_t end, bool eviction) {
   const double threshold = static_cast<double>(options_.beta) / static_cast<double>(std::max<int64_t>(1, size));
   for (int32_t kv_head = 0; kv_head < geometry.n_kv_heads; ++kv_head) {
     Head& head = states_[layer].heads[static_cast<size_t>(kv_head)];
-    int64_t halo_end = 0, unsure_end = 0;  // tokens before these are kept, or may be, for a strong key's sake
-    const int64_t first = eviction ? begin - options_.halo_tokens : begin;  // whose halo may reach in
+    int64_t halo_end = 0, unsure_end = 0;  // earlier tokens are kept, or may be, because of a strong key
+    const int64_t first = eviction ? begin - options_.halo_tokens : begin;  // earlier keys, whose halo may reach in
     for (int64_t j = std::max(first, options_.sink_tokens); j < end; ++j) {
       double value = 0.0;
       for (int32_t g = 0; g < geometry.group_size(); ++g)

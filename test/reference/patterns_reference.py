@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Head patterns (include/tandem/patterns.h) in NumPy and double precision: which keys the queries of an append attend, and
-attention over them.
+"""Head patterns (include/tandem/patterns.h) in NumPy and double precision: the keys that the queries of an append
+attend, and attention over them.
 
-Arrays: q [n_queries, H, d], k and v [n_tokens, G, d], rotated as attention uses them; the queries are the last n_queries tokens.
-Query head h belongs to KV head h // (H / G).
+Arrays: q [n_queries, H, d], k and v [n_tokens, G, d], rotated as attention uses them. The queries are the last
+n_queries tokens. Query head h belongs to KV head h // (H / G).
 """
 import dataclasses
 
@@ -15,7 +15,7 @@ PROBED, BAND, KEY_BLOCK = 64, 16, 64
 
 @dataclasses.dataclass(frozen=True)
 class Pattern:
-    """Of one query head. None: the head does not have the pattern; without any it is full."""
+    """The pattern of one query head. None: the head does not have this kind. A head without any kind is full."""
     a_shape: tuple | None = None          # (sinks, window)
     vertical_slash: tuple | None = None   # (columns, diagonals)
     block_sparse: int | None = None       # blocks of keys
@@ -23,12 +23,12 @@ class Pattern:
 
 @dataclasses.dataclass
 class Choice:
-    """Numbers that were chosen by their scores, and the scores that others could have been chosen by."""
+    """The n choices with the best scores, and the scores of all candidates."""
     scores: np.ndarray
     n: int
 
     def certain(self, tie):
-        """(what is chosen whatever rounding does, what may be chosen)"""
+        """Returns (choices that no rounding changes, choices that are possible)."""
         n = min(self.n, len(self.scores))
         if n == 0:
             return set(), set()
@@ -48,7 +48,7 @@ def softmax(logits):
 
 
 def columns_and_bands(q, k, first, scale):
-    """Sums of weights of the chunk's last queries: of each token, and of each band of diagonals. q: of one head, from `first` on."""
+    """Sums the weights of the chunk's last queries for each token and for each band of diagonals. q: of one head, from `first` on."""
     n = min(PROBED, len(q))
     tokens = first + len(q) - n + np.arange(n)
     end = first + len(q)
@@ -62,20 +62,20 @@ def columns_and_bands(q, k, first, scale):
 
 
 def block_means(q, k, begin, scale):
-    """Of the blocks of keys that end before token `begin`: mean logits with the mean of q, the queries of a block."""
+    """Returns the mean logits of the blocks of keys that end before token `begin`, with the mean of q, the queries of a block."""
     n = begin // KEY_BLOCK
     return (k[:n * KEY_BLOCK] @ q.mean(0) * scale).reshape(n, KEY_BLOCK).mean(1)
 
 
 def with_units(mask):
-    """Whole units: those of which a token is named."""
+    """Extends a mask to whole units: a unit is named if any of its tokens is."""
     units = np.pad(mask, (0, -len(mask) % UNIT)).reshape(-1, UNIT).any(1)
     return np.repeat(units, UNIT)[:len(mask)]
 
 
 def masks(q, k, pattern, scale, tie=1e-5):
-    """For each block of queries of one head: (first query, tokens that are named for certain, tokens that may be named), as masks
-    over all tokens before causality. q [n_queries, d], k [n_tokens, d]."""
+    """Returns for each block of queries of one head: (first query, tokens that are certainly named, tokens that may be
+    named). The tokens are masks over all tokens, before causality. q [n_queries, d], k [n_tokens, d]."""
     n_tokens, p0 = len(k), len(k) - len(q)
     found = []
     for first in range(0, len(q), CHUNK):
@@ -116,15 +116,16 @@ def block_mask(pattern, n_tokens, begin, end, chosen, q, k, scale, tie, side):
 
 @dataclasses.dataclass(frozen=True)
 class Rope:
-    """How the library rotates keys and queries: radians per position of each pair of the leading dims."""
+    """The library's rotation of keys and queries: radians per position for each pair of the leading dims."""
     frequencies: np.ndarray
     interleaved: bool = False
     factor: float = 1.0
 
 
 def relative_logits(q, k, distances, rope):
-    """q . k where the query is `distances` [n, m] positions behind the key, 0 or more: q [n, d], k [m, d], neither rotated. Nothing is
-    rotated here either: a pair of dims, as a complex number, turns by the distance alone."""
+    """Returns q . k for queries that are `distances` [n, m] positions after the key, 0 or more. q [n, d] and k [m, d]
+    are not rotated, and this function rotates neither: a pair of dims, as a complex number, turns by the distance
+    alone."""
     n_pairs = len(rope.frequencies)
 
     def pairs(rows):
@@ -140,9 +141,10 @@ def relative_logits(q, k, distances, rope):
 
 
 def attend_within(q, k, v, seen, positions, rope, scale, max_distance=None, soft_cap=0.0, sink=-np.inf):
-    """(o, lse) of one head's queries: q [n, d] and k, not rotated; seen [n, n_tokens]; positions: of the queries and of all tokens.
-    A key further away than max_distance is attended as at that distance. sink: a logit without a key."""
-    distances = np.maximum(positions[0][:, None] - positions[1][None], 0)  # tokens behind the query are not seen
+    """Returns (o, lse) of one head's queries. q [n, d] and k are not rotated. seen: [n, n_tokens]. positions: of the
+    queries and of all tokens. A key beyond max_distance is attended as if it were at that distance. sink: a logit
+    without a key."""
+    distances = np.maximum(positions[0][:, None] - positions[1][None], 0)  # queries do not see tokens after them
     if max_distance is not None:
         distances = np.minimum(distances, max_distance)
     logits = relative_logits(q, k, distances, rope) * scale
@@ -156,7 +158,7 @@ def attend_within(q, k, v, seen, positions, rope, scale, max_distance=None, soft
 
 
 def attend(q, k, v, mask, first_query, scale):
-    """Of one head's block of queries: q [n, d], the first of which is token first_query; mask over tokens."""
+    """Attends one head's block of queries. q: [n, d], starting with token first_query. mask: over tokens."""
     tokens = np.arange(len(k))
     seen = mask[None] & (tokens[None] <= first_query + np.arange(len(q))[:, None])
     return softmax(np.where(seen, q @ k.T * scale, -np.inf)) @ v

@@ -20,7 +20,7 @@ MODEL = pathlib.Path(__file__).resolve().parents[2] / "examples" / "models" / "p
 
 
 def load_safetensors(path):
-    """{name: array}; bf16 becomes f32. The file: length of the header, header in JSON, then the rows."""
+    """Returns {name: array}, with bf16 as f32. The file has the header's length, the header in JSON, then the rows."""
     data = pathlib.Path(path).read_bytes()
     header_end = 8 + int.from_bytes(data[:8], "little")
     types = {"F32": np.float32, "U8": np.uint8, "BF16": np.uint16}
@@ -37,7 +37,7 @@ def load_safetensors(path):
 
 
 def dense_attention(layer_idx, q, k, v, positions):
-    """Every key up to the query's own, in blocks of queries so that the logits fit in memory."""
+    """Attends every key up to the query's own, in blocks of queries so that the logits fit in memory."""
     group, scale = q.shape[1] // k.shape[1], q.shape[2] ** -0.5
     o = np.empty_like(q)
     for first in range(0, len(q), 128):
@@ -53,9 +53,10 @@ def dense_attention(layer_idx, q, k, v, positions):
 
 
 class PrunedAttention:
-    """Attention of one sequence with pruned lists. A forward() of one token is a decode call, of several an append.
+    """Attention of one sequence with pruned lists. A forward() of one token is a decode call, one of several tokens an
+    append.
 
-    append, decode: functions from a layer's index to its Record; None: calls of that kind are dense.
+    append, decode: functions from a layer's index to its Record. None: calls of that kind are dense.
     """
 
     def __init__(self, append=None, decode=None, shared=False, options=DEFAULT):
@@ -77,7 +78,7 @@ class PrunedAttention:
 
 
 class State:
-    """Keys and values of the tokens so far."""
+    """Keys and values of all tokens so far."""
 
     def __init__(self, capacity, n_layers, n_kv_heads, dim):
         self.n_tokens = 0
@@ -97,7 +98,7 @@ class Pico:
         return State(capacity, self.n_layers, self.n_kv_heads, self.dim)
 
     def rope(self, rows, positions):
-        """Rotary embedding by halves. rows [..., d], positions that broadcast to [...]."""
+        """Applies rotary embedding by halves. rows [..., d], positions that broadcast to [...]."""
         half = self.dim // 2
         angle = np.asarray(positions, np.float64)[..., None] * self.config["rope_theta"] ** (-np.arange(half) / half)
         cos, sin = np.cos(angle), np.sin(angle)

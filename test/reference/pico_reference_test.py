@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""pico in NumPy against the logits that Transformers computed, and with pruned attention."""
+"""Compares pico in NumPy with the logits that Transformers computed, also with pruned attention."""
 import numpy as np
 import pytest
 from pico_reference import MODEL, Pico, PrunedAttention, dense_attention, load_safetensors
@@ -10,7 +10,7 @@ pytestmark = pytest.mark.skipif(not (MODEL / "model.safetensors").is_file(), rea
 
 
 def everything(layer_idx):
-    """Stages of every judge, which keep all they look at. All but 16 sinks and a window of 64 are candidates."""
+    """Returns stages of every judge that keep all candidates. All keys except 16 sinks and a window of 64 are candidates."""
     return Record(16, 64, (Stage("descent", 64, 16, 1024, 16), Stage("bounds", 64, 8, 1024, 8), Stage("exact", 64, 8, 1024, 4)))
 
 
@@ -36,7 +36,7 @@ def dense_logits(model, golden, state):
 
 @pytest.fixture
 def decoded(model, golden, dense_logits, state):
-    """Gives the logits of the last tokens, decoded one by one with an attention after a dense prompt."""
+    """Returns the logits of the last tokens, decoded one by one after a dense prompt."""
     def decode(record_of_layer):
         attention = PrunedAttention(decode=record_of_layer)
         state.n_tokens = 1024 - N_DECODED
@@ -61,12 +61,12 @@ def test_appends_that_keep_everything_change_nothing(model, golden):
 
 
 def records(keep_tokens):
-    """One stage of bounds for all layers."""
+    """Returns one stage of bounds for all layers."""
     return lambda layer_idx: Record(16, 64, (Stage("bounds", 64, 8, keep_tokens),))
 
 
 def test_lists_carry_what_the_window_lacks(decoded, dense_logits):
-    """A quarter of the keys comes nearer to dense attention than sinks, window and one chunk do."""
+    """Keeping a quarter of the keys is closer to dense attention than keeping sinks, window and one chunk."""
     quarter, nearly_none = (np.abs(decoded(records(keep)) - dense_logits).mean() for keep in (176, 8))
     assert 0 < quarter < nearly_none / 2
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""What hierarchical pruning is told: records of stages, which of them are allowed, and the presets.
+"""The parameters of hierarchical pruning: records of stages, the rules for valid records, and the presets.
 
-A layer has one record for decode calls and one for appends. pruning_reference.py says what stages do.
+A layer has one record for decode calls and one for appends. pruning_reference.py describes the stages.
 """
 import dataclasses
 import itertools
@@ -17,8 +17,8 @@ class Stage:
     keep_tokens: int            # k
     refresh_interval: int = 1   # R: tokens from one run to the next in decode
     plus_next: bool = False     # keep half as many chunks by score, and the chunk after each
-    from_tokens: int = 0        # the stage is active for queries that see at least so many tokens
-    to_tokens: int = 0          # and fewer than so many; 0: no limit
+    from_tokens: int = 0        # the stage is active for queries that see at least this many tokens
+    to_tokens: int = 0          # and fewer than this many; 0: no limit
 
     def active(self, n_seen):
         return self.from_tokens <= n_seen and (self.to_tokens == 0 or n_seen < self.to_tokens)
@@ -26,17 +26,17 @@ class Stage:
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """What one layer prunes, in decode calls or in appends."""
+    """The pruning of one layer, in decode calls or in appends."""
     sink_tokens: int    # S
     window_tokens: int  # W
     stages: tuple
 
     def active(self, p0):
-        """The stages of a block whose first query is token p0."""
+        """Returns the stages of a block whose first query is token p0."""
         return tuple(stage for stage in self.stages if stage.active(p0 + 1))
 
     def check(self):
-        """Raises ValueError where the record is not allowed."""
+        """Raises ValueError if the record is not valid."""
         require(self.stages, "there are no stages")
         for stage in self.stages:
             _check_stage(stage)
@@ -48,7 +48,7 @@ class Record:
         least = max(stage.refresh_interval for stage in self.stages) - 1 + 2 * first
         require(self.window_tokens >= least, f"window_tokens must be at least {least}")
         limits = {n_seen for stage in self.stages for n_seen in (stage.from_tokens, stage.to_tokens)}
-        for n_seen in limits:  # from one limit to the next the same stages are active
+        for n_seen in limits:  # between two limits the same stages are active
             not_last = self.active(n_seen - 1)[:-1]
             require(not any(stage.plus_next for stage in not_last), "plus_next: of the last active stage only")
 
@@ -71,11 +71,11 @@ def _check_stage(stage):
 
 
 _K = 1024
-_FIRST_LAYERS = 3  # the paper keeps more in these
+_FIRST_LAYERS = 3  # the paper keeps more keys in these layers
 
 
 def _paper(sizes, keeps, intervals, window_tokens=_K):
-    """Sinks of 256 tokens, and descents for blocks of 64 queries."""
+    """Returns sinks of 256 tokens, and descents for blocks of 64 queries."""
     stages = zip(sizes, keeps, intervals, strict=True)
     return Record(256, window_tokens, tuple(Stage("descent", 64, *stage) for stage in stages))
 
@@ -86,17 +86,20 @@ def _3k(layer_idx, intervals):
 
 
 def _5k():
-    """The paper does not print refresh intervals for it. Those of 3k are assumed."""
+    """The paper does not print refresh intervals for this preset. Those of 3k are assumed."""
     return _paper((64, 32, 16), (32 * _K, 16 * _K, 4 * _K), (16, 8, 4))
 
 
 def _16k_shallow(layer_idx):
-    """The paper prints the chunk size and the windows alone. The rest is assumed."""
+    """The paper only prints the chunk size and the windows. The rest is assumed."""
     return _paper((32,), (16 * _K,), (16,), 128 * _K if layer_idx < _FIRST_LAYERS else _K)
 
 
 def _small(kind):
-    """Ours, for small models. Bounds find keys whose neighbours score low; from 32K on, three stages read less than one of 8."""
+    """Our preset, for small models. Bounds find keys whose neighbours have low scores.
+
+    From 32K tokens on, three stages read less than one stage of 8.
+    """
     far, near = {"from_tokens": 32 * _K}, {"to_tokens": 32 * _K}
     if kind == "decode":
         return Record(64, _K, (
@@ -107,7 +110,7 @@ def _small(kind):
         Stage("exact", 64, 8, 2 * _K, 4, plus_next=True, **far), Stage("bounds", 64, 8, 2 * _K, 4, **near)))
 
 
-# The paper's windows are all long enough: check() asks for at most 95 + 2 * 256 = 607 tokens (3k-flash).
+# All windows of the paper are long enough: check() requires at most 95 + 2 * 256 = 607 tokens (3k-flash).
 PRESETS = {
     "3k": lambda layer_idx, kind: _3k(layer_idx, (16, 8, 4)),
     "3k-fast": lambda layer_idx, kind: _3k(layer_idx, (32, 16, 8)),
@@ -120,7 +123,7 @@ PRESETS = {
 
 
 def preset(name, layer_idx, kind):
-    """The Record of a preset for a layer, counted from 0. kind: "decode" or "append"."""
+    """Returns the Record of a preset for a layer, counted from 0. kind: "decode" or "append"."""
     require(name in PRESETS, f"{name} is none of {', '.join(PRESETS)}")
     require(kind in ("decode", "append"), f'kind: {kind} is neither "decode" nor "append"')
     return PRESETS[name](layer_idx, kind)

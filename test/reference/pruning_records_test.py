@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Which records of pruning are refused, and what the presets say."""
+"""The pruning records that are refused, and the content of the presets."""
 import dataclasses
 
 import pytest

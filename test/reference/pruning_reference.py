@@ -25,12 +25,12 @@ from collections.abc import Callable
 import numpy as np
 from pruning_records import Record, Stage, require
 
-DENSE_BLOCK = 64  # queries in a block of an append for which no stage is active
+DENSE_BLOCK = 64  # queries in a block of an append without active stages
 
 
 @dataclasses.dataclass(frozen=True)
 class Variants:
-    """Forms of the method that the paper or its public code has and the library lacks. The defaults are the library's."""
+    """Forms of the method that the paper or its public code has and the library lacks. The defaults are the library's forms."""
     representative: str = "first"     # the descent compares the first keys of two halves; "middle": the middle keys
     chunk_score: str = "last"         # the descent's score: the logit of the last key; "running_max": of the best winner
     queries: str = "all"              # all stages but the last judge by "mean4": means of 4 queries; "strided4": each 4th query
@@ -57,14 +57,14 @@ class StageResult:
     """One stage of one block. Each list has one entry for each list head."""
     stage: Stage
     kept: list                    # chunk indices, ascending
-    end: int = -1                 # E, the exclusive end of the candidates; -1 where the list is a cached one
-    looked_at: list | None = None  # chunk indices, ascending; None where the list is a cached one
-    scores: list | None = None    # of the chunks looked at; an entry is None where all of them are kept without a score
+    end: int = -1                 # E, the exclusive end of the candidates; -1 for a cached list
+    looked_at: list | None = None  # chunk indices, ascending; None for a cached list
+    scores: list | None = None    # of the chunks in looked_at; an entry is None if all of them are kept without a score
     best: list | None = None      # chunk indices chosen by their score, ascending: `kept` without the chunks of plus_next
     doubts: list | None = None    # descent: the least relative difference between two logits that a chunk's search compared
 
     def gap(self, list_idx):
-        """The relative difference between the lowest score that was kept and the highest that was not; inf if there is none.
+        """Returns the relative difference between the lowest kept score and the highest score not kept, inf without one.
 
         A small gap is a tie: another order of additions may keep another chunk.
         """
@@ -77,7 +77,7 @@ class StageResult:
 
 @dataclasses.dataclass
 class Pruned:
-    """What the queries p0 .. p0 + n_queries - 1 attend. They are one block of the last stage."""
+    """The keys that the queries p0 .. p0 + n_queries - 1 attend. These queries are one block of the last stage."""
     p0: int
     n_queries: int
     record: Record
@@ -87,7 +87,7 @@ class Pruned:
 
     @property
     def lists(self):
-        """Chunk indices for each list head, in chunks of chunk_tokens."""
+        """Returns the chunk indices of each list head, in chunks of chunk_tokens."""
         return self.stages[-1].kept
 
     @property
@@ -95,7 +95,7 @@ class Pruned:
         return self.stages[-1].stage.chunk_tokens
 
     def attended(self, query, kv_head):
-        """Tokens that a query of the block attends, ascending."""
+        """Returns the tokens that a query of the block attends, ascending."""
         p = self.p0 + query
         if not self.stages:
             return np.arange(p + 1)
@@ -107,7 +107,7 @@ class Pruned:
 
 @dataclasses.dataclass
 class _Block:
-    """Consecutive queries of one call, and what a stage needs to judge chunks for them."""
+    """Consecutive queries of one call, with the data that a stage needs to judge chunks for them."""
     q: np.ndarray        # [n_queries, H, d]
     k: np.ndarray        # [n_tokens, G, d]
     p0: int
@@ -127,12 +127,12 @@ class _Block:
 
     @property
     def end(self):
-        """Candidates are the chunks that begin before this token."""
+        """Returns the end of the candidates: chunks that begin before this token."""
         last = self.p0 + len(self.q) - 1
         return (self.p0 if self.options.window == "block" else last) + 1 - self.record.window_tokens + self.overlap
 
     def kv_heads(self):
-        """The KV heads of each list."""
+        """Returns the KV heads of each list."""
         return [range(self.n_kv_heads)] if self.shared else [[g] for g in range(self.n_kv_heads)]
 
     def pruned(self, stages, window_p0, run_from=0):
@@ -144,7 +144,7 @@ class _Block:
 
 
 def bf16_down(x):
-    """The largest bf16 number that is not above x, for f32 or f64 x."""
+    """Returns the largest bf16 number that is not above x, for f32 or f64 x."""
     x = np.asarray(x, np.float64)
     with np.errstate(over="ignore"):
         f32 = np.asarray(x.astype(np.float32))
@@ -157,7 +157,7 @@ def bf16_down(x):
 
 
 def bf16_up(x):
-    """The smallest bf16 number that is not below x."""
+    """Returns the smallest bf16 number that is not below x."""
     return -bf16_down(-np.asarray(x, np.float64))
 
 
@@ -169,13 +169,13 @@ def log_sum_exp(x, axis=-1):
 
 
 def relative_gap(a, b):
-    """|a - b| as a share of the larger of |a| and |b|."""
+    """Returns |a - b| divided by the larger of |a| and |b|."""
     largest = np.maximum(np.abs(a), np.abs(b))
     return np.abs(a - b) / np.where(largest == 0, 1.0, largest)
 
 
 def tokens_of(chunks, chunk_tokens):
-    """[n_chunks, chunk_tokens]"""
+    """Returns the tokens of chunks, [n_chunks, chunk_tokens]."""
     return np.asarray(chunks, np.int64)[:, None] * chunk_tokens + np.arange(chunk_tokens)
 
 
@@ -183,13 +183,13 @@ def tokens_of(chunks, chunk_tokens):
 
 
 def _query_position(block, p, n_chunks):
-    """Where pruning places a query of token p in a style without true positions."""
+    """Returns the position that pruning gives a query of token p in a style without true positions."""
     w = block.record.window_tokens
     return {"relative": w + 1, "infllm": w, "chunk": np.minimum(p, n_chunks + w)}[block.options.positions]
 
 
 def _query_rows(block, g, n_chunks, reduce):
-    """Queries of a KV head, as pruning rotates them. [n_rows, group, d]"""
+    """Returns the queries of a KV head, as pruning rotates them. [n_rows, group, d]"""
     q = block.q[:, g * block.group:(g + 1) * block.group].astype(np.float64)
     if block.options.positions != "true":
         p = block.p0 + np.arange(len(q))[:, None]
@@ -202,7 +202,7 @@ def _query_rows(block, g, n_chunks, reduce):
 
 
 def _key_rows(block, g, chunks, chunk_tokens, role=1):
-    """Keys of chunks, as pruning rotates them. role: 0 for the left key of a comparison, else 1. [n_chunks, chunk_tokens, d]"""
+    """Returns the keys of chunks, as pruning rotates them. role: 0 for the left key of a comparison, else 1. [n_chunks, chunk_tokens, d]"""
     k = block.k[tokens_of(chunks, chunk_tokens), g].astype(np.float64)
     if block.options.positions == "true":
         return k
@@ -211,18 +211,18 @@ def _key_rows(block, g, chunks, chunk_tokens, role=1):
 
 
 def _logits(block, q, k):
-    """q [n_rows, group, d], k [n_chunks, chunk_tokens, d] -> [n_rows, group, n_chunks, chunk_tokens]"""
+    """Multiplies q [n_rows, group, d] and k [n_chunks, chunk_tokens, d]. Returns [n_rows, group, n_chunks, chunk_tokens]."""
     return (q.reshape(-1, q.shape[-1]) @ k.reshape(-1, k.shape[-1]).T * block.sm_scale).reshape(*q.shape[:2], *k.shape[:2])
 
 
 def _lse(block, g, q, chunks, logits):
-    """Log-sum-exp of each row over the chunks' logits, the sinks and the window before p0, each token once. [n_rows, group]"""
+    """Returns the log-sum-exp of each row over the chunks' logits, the sinks and the window before p0, each token once. [n_rows, group]"""
     sinks, w, p0 = block.record.sink_tokens, block.record.window_tokens, block.p0
     chunk_tokens = logits.shape[-1]
     others = np.concatenate([np.arange(min(sinks, p0 + 1)), np.arange(max(sinks, p0 + 1 - w), p0 + 1)])
     others = np.setdiff1d(others, tokens_of(chunks, chunk_tokens))
     k = block.k[others, g].astype(np.float64)
-    if block.options.positions != "true":  # sinks stand where candidates stand, the window stands at its true distance
+    if block.options.positions != "true":  # sinks are placed like candidates, the window at its true distance
         in_window = _query_position(block, p0, len(chunks)) - (p0 - others)
         k = block.options.rope(k, np.where(others < sinks, int(block.options.positions == "relative"), in_window))
     other_logits = _logits(block, q, k[None])[:, :, 0]
@@ -233,7 +233,10 @@ def _lse(block, g, q, chunks, logits):
 
 
 def _bounds_scores(block, g, stage, chunks, q):
-    """An upper bound of each logit in a chunk: per dimension, its smallest and largest key number, rounded outward to bf16."""
+    """Returns an upper bound of the logits of a chunk.
+
+    In each dimension it uses the smallest and the largest key number, rounded outward to bf16.
+    """
     k = _key_rows(block, g, chunks, stage.chunk_tokens)
     low, high = bf16_down(k.min(1)), bf16_up(k.max(1))  # [n_chunks, d]
     rows = q.reshape(-1, q.shape[-1])
@@ -242,7 +245,10 @@ def _bounds_scores(block, g, stage, chunks, q):
 
 
 def _exact_scores(block, g, stage, chunks, q, minus_lse):
-    """The largest logit of a chunk's keys; minus_lse: less the row's log-sum-exp, so that heads with large logits do not win."""
+    """Returns the largest logit of a chunk's keys.
+
+    minus_lse: subtracts the row's log-sum-exp, so that heads with large logits do not dominate.
+    """
     logits = _logits(block, q, _key_rows(block, g, chunks, stage.chunk_tokens))
     if minus_lse:
         logits = logits - _lse(block, g, q, chunks, logits)[:, :, None, None]
@@ -258,7 +264,7 @@ def descend(left, right, options=DEFAULT):
     at, first = np.arange(len(left)), np.zeros(len(left), np.int64)
     best, doubt = np.full(len(left), -np.inf), np.full(len(left), np.inf)
     length = left.shape[1]
-    while length > (0 if middle else 1):  # the public code's last comparison is one of a key with itself
+    while length > (0 if middle else 1):  # the public code's last comparison compares a key with itself
         half, offset = length // 2, length // 4 if middle else 0
         a, b = left[at, first + offset], right[at, first + half + offset]
         if half:
@@ -271,7 +277,7 @@ def descend(left, right, options=DEFAULT):
 
 
 def _descent_scores(block, g, stage, chunks, q):
-    """Each query head descends apart; the highest score and the least doubt of the heads count."""
+    """Each query head descends separately. Returns the highest score and the least doubt of the heads."""
     roles = (0, 1) if block.options.positions == "relative" else (1,)
     logits = [_logits(block, q, _key_rows(block, g, chunks, stage.chunk_tokens, role)).max(0) for role in roles]
     flat = [each.reshape(-1, stage.chunk_tokens) for each in logits]  # [group * n_chunks, chunk_tokens]
@@ -280,7 +286,7 @@ def _descent_scores(block, g, stage, chunks, q):
 
 
 def _score_chunks(block, stage, chunks, kv_heads, is_last):
-    """The highest score over the KV heads of a list, and the least doubt. Each [n_chunks]"""
+    """Returns the highest score over the KV heads of a list, and the least doubt, each [n_chunks]."""
     pools = block.group * len(kv_heads) > 1
     minus_lse = is_last and pools and block.options.pooling == "minus_lse"
     scores, doubts = np.full(len(chunks), -np.inf), np.full(len(chunks), np.inf)
@@ -301,9 +307,9 @@ def _score_chunks(block, stage, chunks, kv_heads, is_last):
 
 
 def keep_best(chunks, scores, stage, end):
-    """The chunks chosen by score, and all that are kept: with plus_next also the chunk after each. Both ascending."""
+    """Returns the chunks chosen by score, and all that are kept. With plus_next the chunk after each is kept too. Both ascend."""
     n_best = stage.keep_tokens // stage.chunk_tokens // (2 if stage.plus_next else 1)
-    best = np.sort(chunks[np.argsort(-scores, kind="stable")[:n_best]])  # chunks ascend: a stable sort puts the lower one first
+    best = np.sort(chunks[np.argsort(-scores, kind="stable")[:n_best]])  # a stable sort prefers the lower chunk
     if not stage.plus_next:
         return best, best
     after = best + 1
@@ -311,7 +317,7 @@ def keep_best(chunks, scores, stage, end):
 
 
 def _looked_at(block, stage, parent, list_idx):
-    """Chunks that a stage looks at: all between sinks and E, or the parts of the chunks that the stage before kept."""
+    """Returns the candidates of a stage: all chunks between sinks and E, or the parts of the chunks that the previous stage kept."""
     size = stage.chunk_tokens
     if parent is None:
         return np.arange(block.record.sink_tokens // size, max(0, -(-block.end // size)))
@@ -320,7 +326,7 @@ def _looked_at(block, stage, parent, list_idx):
 
 
 def _run_stage(block, stage, parent, is_last):
-    """parent: the result of the active stage before, or None."""
+    """Runs a stage. parent: the result of the previous active stage, or None."""
     result = StageResult(stage, [], block.end, [], [], [], [])
     for list_idx, kv_heads in enumerate(block.kv_heads()):
         chunks = _looked_at(block, stage, parent, list_idx)
@@ -381,10 +387,10 @@ def _prune_parts(block, active, results, outer_p0):
 
 
 class Decoder:
-    """Lists of one layer and sequence from one decode call to the next.
+    """The lists of one layer and sequence, kept from one decode call to the next.
 
-    overlap: by default the longest refresh interval of the active stages - 1. reset() belongs to every append, truncation or
-    other change of the sequence. fork() belongs to a fork of it.
+    overlap: by default the longest refresh interval of the active stages - 1. Call reset() after every append,
+    truncation or other change of the sequence, and fork() when the sequence is forked.
     """
 
     def __init__(self, record, *, sm_scale, shared=False, options=DEFAULT, overlap=None):
@@ -392,7 +398,7 @@ class Decoder:
         self.reset()
 
     def reset(self):
-        """All stages run at the next step."""
+        """Makes all stages run at the next step."""
         self._active, self._kept, self._ran_at = None, [], []
 
     def fork(self):
@@ -401,7 +407,8 @@ class Decoder:
     def step(self, q, k, commit=True):
         """Prunes for the newest token of k, q [H, d]. Returns Pruned.
 
-        commit=False: for queries that commit nothing, q [n_queries, H, d] of the newest tokens of k. Their lists are not stored.
+        commit=False: for queries that commit nothing, q [n_queries, H, d] of the newest tokens of k. Their lists are
+        not stored.
         """
         q = q if q.ndim == 3 else q[None]
         require(len(q) == 1 or not commit, "several committed queries are an append: prune_append() and reset()")

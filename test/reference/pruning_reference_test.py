@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The reference of hierarchical pruning against dense attention, plain loops, and what must hold of every selection."""
+"""Compares the reference of hierarchical pruning with dense attention and plain loops, and checks rules of every selection."""
 import dataclasses
 
 import numpy as np
@@ -9,7 +9,7 @@ from pruning_reference import (DEFAULT, Decoder, Variants, attend, bf16_down, bf
                                tokens_of)
 
 SCALE = 0.25
-ALL = 1 << 20  # keep_tokens of a stage that keeps everything
+ALL = 1 << 20  # keep_tokens of a stage that keeps every chunk
 CLOSE = {"rtol": 1e-12, "atol": 1e-12}
 SCHEDULES = [(16, 8, 4), (96, 24, 8), (32, 16, 8), (5, 3, 2), (1, 1, 1)]
 
@@ -43,7 +43,7 @@ def block(q, k, rules, **arguments):
 
 
 def dense(q, k, v, soft_cap=0.0, sink_logits=None):
-    """Causal attention by plain loops: o and lse."""
+    """Computes causal attention by plain loops. Returns o and lse."""
     group = q.shape[1] // k.shape[1]
     o, lse = np.empty((*q.shape[:2], v.shape[2])), np.empty(q.shape[:2])
     for i, h in np.ndindex(*q.shape[:2]):
@@ -58,7 +58,7 @@ def dense(q, k, v, soft_cap=0.0, sink_logits=None):
 
 
 def half_rope(rows, positions):
-    """Rotary embedding by halves."""
+    """Applies rotary embedding by halves."""
     rows = np.asarray(rows, float)
     half = rows.shape[-1] // 2
     angle = np.asarray(positions, float)[..., None] * 100.0 ** (-np.arange(half) / half)
@@ -132,7 +132,7 @@ def test_a_stage_is_skipped_up_to_keep_tokens():
     assert block(q, k, one_stage(keep=64)).stages[0].scores == [None, None]
     judged = block(q, k, one_stage(keep=60)).stages[0]
     assert all(len(kept) == 15 and len(scores) == 16 for kept, scores in zip(judged.kept, judged.scores, strict=True))
-    assert block(q[:, :, :4], k[:10, :, :4], one_stage()).stages[0].looked_at[0].size == 0  # the window holds all
+    assert block(q[:, :, :4], k[:10, :, :4], one_stage()).stages[0].looked_at[0].size == 0  # the window holds all tokens
 
 
 def test_plus_next_keeps_the_chunk_after():
@@ -146,7 +146,7 @@ def test_plus_next_keeps_the_chunk_after():
 
 
 def loop_scores(q, k, rules, p0, judge, heads, minus_lse):
-    """Scores of a single stage by loops over numbers, for the query heads of one list."""
+    """Computes the scores of a single stage by loops over numbers, for the query heads of one list."""
     stage, group, end = rules.stages[0], q.shape[1] // k.shape[1], p0 + 1 - rules.window_tokens
     chunks = [c for c in range(len(k)) if rules.sink_tokens <= c * stage.chunk_tokens < end]
     candidates = {c * stage.chunk_tokens + i for c in chunks for i in range(stage.chunk_tokens)}
@@ -203,7 +203,7 @@ def test_ties_go_to_the_lower_index():
 
 
 def test_exact_finds_the_top_key():
-    """With one query head a list, the chunk of the largest logit is kept whatever keep_tokens is, in every block."""
+    """With one query head per list, the chunk of the largest logit is kept in every block, for any keep_tokens."""
     for seed in range(20):
         q, k, _ = world(200, 4, heads=2, seed=seed)
         result = block(q, k, one_stage(keep=4)).stages[0]
@@ -213,8 +213,9 @@ def test_exact_finds_the_top_key():
 
 
 def test_bounds_keep_a_chunk_unless_enough_bounds_reach_its_top_logit():
-    """A bound is at least each logit of its chunk. A chunk whose largest logit is m is kept if, itself included, at most
-    keep_tokens / chunk_tokens chunks have a bound of m or more. Where more have, bounds can miss the top key."""
+    """A bound is at least each logit of its chunk. A chunk with largest logit m is kept if at most keep_tokens /
+    chunk_tokens chunks, itself included, have a bound of m or more. If more chunks have such a bound, bounds can miss
+    the top key."""
     missed = 0
     for seed in range(60):
         q, k, _ = world(16 + 128, dim=8, seed=seed)
@@ -226,12 +227,12 @@ def test_bounds_keep_a_chunk_unless_enough_bounds_reach_its_top_logit():
             for c in range(32):
                 assert c in result.kept[g] or np.sum(bounds >= top[c]) > 4
             missed += np.argmax(top) not in result.kept[g]
-    assert missed  # so the condition is needed
+    assert missed  # shows that the condition is needed
 
 
 @pytest.mark.parametrize("judge", ["bounds", "exact"])
 def test_a_planted_key_is_found(judge):
-    """A logit above every bound of the other chunks is found by all stages, wherever the key is."""
+    """All stages find a logit that exceeds every bound of the other chunks, wherever the key is."""
     rules = record(Stage(judge, 16, 16, 32), Stage(judge, 16, 8, 16), Stage(judge, 16, 4, 8), sinks=16, window=64)
     for token in (16, 100, 101, 255, 331):
         q, k, _ = world(400, heads=2)
@@ -282,7 +283,7 @@ def test_a_loud_head_does_not_take_the_list():
     scores = less_lse.stages[0].scores[0]
     np.testing.assert_allclose(scores[0], 10 - np.log(128 * np.exp(10) + 144), rtol=1e-12)
     np.testing.assert_allclose(scores[50], 5 - np.log(np.exp(5) + 271), rtol=1e-12)
-    # An exact stage with another one behind it compares logits as they are.
+    # An exact stage that is followed by another compares unmodified logits.
     two = record(Stage("exact", 16, 4, 32), Stage("exact", 16, 2, 32), sinks=0, window=16)
     assert block(q, k, two).stages[0].kept[0].tolist() == list(range(8))
 
@@ -308,7 +309,7 @@ def test_small_blocks_inherit_the_list_of_the_block_around_them():
 
 
 def unseen(blocks):
-    """Tokens that a query of some block should see and does not."""
+    """Returns the number of tokens that some query of a block should see and does not."""
     return sum(each.p0 + i + 1 - len(each.attended(i, 0)) for each in blocks for i in range(each.n_queries))
 
 
@@ -322,7 +323,7 @@ def test_appends_lose_no_key():
 
 
 def test_windows_of_smaller_blocks():
-    """Their windows begin where that of the first stage's block does: candidates of stage 1 end there."""
+    """Their windows begin where the window of the first stage's block begins. The candidates of stage 1 end there."""
     q, k, _ = world(400, 64, heads=1, kv_heads=1)
     rules = record(Stage("exact", 64, 8, ALL), Stage("exact", 8, 4, ALL))
     assert unseen(prune_append(q, k, 336, rules, sm_scale=SCALE)) == 0
@@ -340,13 +341,13 @@ def test_stages_are_active_by_the_first_query_of_a_block():
 
 
 def steps(decoder, q, k, tokens):
-    """[Pruned] of the single queries at these tokens."""
+    """Returns [Pruned] of the single queries at these tokens."""
     return [decoder.step(q[p % len(q)], k[:p + 1]) for p in tokens]
 
 
 @pytest.mark.parametrize("intervals", SCHEDULES)
 def test_no_schedule_loses_a_key(intervals):
-    """Each key up to P is a sink, in the window, or was a candidate of every stage when the stage ran last."""
+    """Each key up to P is a sink, is in the window, or was a candidate of every stage when the stage last ran."""
     q, k, _ = world(440, 3, heads=1, kv_heads=1, dim=4)
     rules = three_stages(intervals=intervals)
     assert unseen(steps(Decoder(rules, sm_scale=SCALE), q, k, range(130, 440))) == 0
@@ -390,13 +391,13 @@ def test_cached_lists_are_used_as_they_are():
     pruned = steps(Decoder(rules, sm_scale=SCALE), q, k, range(300, 320))
     for i in (1, 2, 3):  # no stage runs
         assert all(np.array_equal(a, b) for a, b in zip(pruned[i].lists, pruned[0].lists, strict=True))
-    for i in (4, 12):  # stage 3 alone runs, on the list that stage 2 made at step 0 or 8
+    for i in (4, 12):  # only stage 3 runs, on the list that stage 2 made at step 0 or 8
         p, before = 300 + i, pruned[i // 8 * 8]
         again = prune_block(q[p % 3:p % 3 + 1], k[:p + 1], p, rules, sm_scale=SCALE, overlap=15,
                             kept=[stage.kept for stage in before.stages], run_from=2)
         assert all(np.array_equal(a, b) for a, b in zip(pruned[i].lists, again.lists, strict=True))
     attended = [set(each.attended(0, 0)) for each in pruned[:2]]
-    assert 301 in attended[1] - attended[0]  # the window moves on all the same
+    assert 301 in attended[1] - attended[0]  # the window still moves
 
 
 def test_another_set_of_active_stages_runs_at_once():
@@ -521,7 +522,7 @@ def test_positions_of_pruning(style, query_at, key_at):
 
 
 def test_the_descent_rotates_left_and_right_keys_apart():
-    """In relative style equal keys do not tie: the right one is nearer to the query."""
+    """In relative style equal keys do not tie, because the right key is nearer to the query."""
     q, k, _ = world(16 + 64, heads=1, kv_heads=1)
     q[:], k[:] = 0, 0
     q[..., 0], k[..., 0] = 1, 1

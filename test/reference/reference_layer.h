@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Geometry of a layer as the oracle sees it: what tandem_layer_options says, with its defaults filled in.
+// Geometry of a layer for the oracle: tandem_layer_options with its defaults filled in.
 #pragma once
 
 #include <cmath>

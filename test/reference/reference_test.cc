@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The oracle itself, against what can be worked out by hand.
+// Compares the oracle with results worked out by hand.
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -21,8 +21,8 @@ using reference::store;
 
 double from_bits(int32_t dtype, uint16_t bits) { return load(dtype, &bits); }
 
-// Every number of a 16-bit type is its own nearest; between two neighbours the middle goes to the even one, and the
-// numbers just beside the middle to the nearer one. That is rounding to nearest even.
+// Every number of a 16-bit type is its own nearest number. The middle between two neighbours goes to the even one, and
+// numbers beside the middle go to the nearer one. Together this is rounding to nearest even.
 void test_rounding(void**) {
   for (int32_t dtype : {TANDEM_F16, TANDEM_BF16}) {
     for (uint32_t bits = 0; bits < 65536; ++bits) {
@@ -47,7 +47,7 @@ void test_rounding(void**) {
   assert_true(std::isinf(round_to(TANDEM_F16, 65520.0)) && round_to(TANDEM_F16, 65519.99) == 65504.0);
 }
 
-// f32 is what the compiler makes of it.
+// f32 is rounded as the compiler does it.
 void test_f32_rounding(void**) {
   for (double x : {1.0 / 3.0, 1e-40, -1e-45, 3.4028235e38, 1e300, -0.1, 16777217.0}) {
     float bits = 0.0f;
@@ -87,7 +87,7 @@ void test_softmax(void**) {
   expect_near(truth.o[1], -truth.o[0]);
   expect_near(truth.mass[1], truth.o[0]);
   expect_near(truth.lse[0], 2.0 + std::log1p(std::exp(-1.0)));
-  // The two last queries: the first of them does not see the second key.
+  // The last two queries. The first of them does not see the second key.
   expect_near(small.ask({1.0f, 0.0f, 1.0f, 0.0f}).o[0], 3.0);
 }
 
@@ -102,7 +102,7 @@ void test_cap_scale_and_sink(void**) {
   expect_near(small.ask({1.0f, 0.0f}).lse[0], std::log(std::exp(logit) + std::exp(1.0)));
 }
 
-// Rotated logits depend on the distance alone, and a quarter turn makes parallel vectors orthogonal.
+// Rotated logits depend only on the distance. A quarter turn makes parallel vectors orthogonal.
 void test_rope(void**) {
   for (int32_t rope : {TANDEM_ROPE_HALVES, TANDEM_ROPE_INTERLEAVED}) {
     Small small;
@@ -111,11 +111,12 @@ void test_rope(void**) {
     small.append(1.0, 0.0, 1.0);
     expect_near(small.ask({1.0f, 0.0f}).lse[0], 1.0);
     small.append(-50.0, 0.0, 1.0);
-    small.model.remove(0, 1, false);  // the second token alone, still at position 1
+    small.model.remove(0, 1, false);  // only the second token, still at position 1
     assert_true(small.model.position(0) == 1);
     small.append(1.0, 0.0, 1.0);
     const reference::Truth truth = small.ask({1.0f, 0.0f});
-    // Position 2 asks position 1, a quarter turn away: logit 0 (to f32 accuracy of the frequency), and itself: 1.
+    // The query at position 2 attends position 1, a quarter turn away, with logit 0 (to f32 accuracy of the frequency), and
+    // itself with logit 1.
     assert_true(std::fabs(truth.lse[0] - std::log(std::exp(1.0) + std::exp(0.0))) < 1e-4);
     small.layers[0].rope_attn_factor = 2.0;
     assert_true(std::fabs(small.ask({1.0f, 0.0f}).lse[0] - std::log(std::exp(4.0) + std::exp(0.0))) < 1e-3);
@@ -165,7 +166,7 @@ void test_hgca_rule(void**) {
     assert_true(model.window_begin(0) == 1);
     assert_true(std::fabs(model.maw(0, 0, 0) - 0.3) < 1e-12);
     assert_true(model.selected(0, 0).size() == (beta < 0.5 ? 1u : 0u));
-    // What has left the window is counted no more, until an append judges it anew.
+    // Keys that have left the window are not counted until an append judges them anew.
     model.after_decode(0, weights(4, 0.9), 4);
     assert_true(std::fabs(model.maw(0, 0, 0) - 0.3) < 1e-12);
     model.after_append(0, {weights(5, 1.0), weights(6, 1.0)}, 6, false);
@@ -174,7 +175,7 @@ void test_hgca_rule(void**) {
   }
 }
 
-// The gate lets through what is right and stops what is not.
+// The gate accepts right outputs and rejects wrong ones.
 void test_gate(void**) {
   Small small;
   for (int i = 0; i < 10; ++i) small.append(0.1 * i, 0.2, 1.0 + i);
@@ -199,7 +200,8 @@ void test_gate(void**) {
   assert_false(check_gate(call).pass);
 }
 
-// A key of weight 1: the plain computation of what a device may round is off by what rounding V takes, else by nothing.
+// With a key of weight 1, the plain computation for a device that may round has exactly the error of rounding V, otherwise
+// none.
 void test_device_rounding(void**) {
   RefLayer layer;
   layer.n_q_heads = 8;

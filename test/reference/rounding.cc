@@ -19,9 +19,9 @@ struct Format {
   const char* name;
   int32_t bytes;
   int32_t mantissa_bits;
-  int32_t min_exponent;  // of normal numbers
+  int32_t min_exponent;  // for normal numbers
   int32_t max_exponent;
-  bool has_infinity = true;  // else the largest exponent has numbers too, but for the last, which is NaN; overflow is NaN
+  bool has_infinity = true;  // false: the largest exponent is used for numbers, its last one is NaN, and overflow gives NaN
 };
 
 constexpr Format kFormats[] = {
@@ -31,7 +31,7 @@ constexpr Format kFormats[] = {
     {TANDEM_E4M3, "e4m3", 1, 3, -6, 8, false},
 };
 
-// Index in kFormats; a type with groups has the values of f32.
+// Returns the index in kFormats. A type with groups has the values of f32.
 constexpr size_t index_of(int32_t dtype) {
   for (size_t i = 0; i < std::size(kFormats); ++i)
     if (kFormats[i].dtype == dtype) return i;
@@ -40,8 +40,8 @@ constexpr size_t index_of(int32_t dtype) {
 
 const Format& format_of(int32_t dtype) { return kFormats[index_of(dtype)]; }
 
-// work(a constant, the index of the type's format): the oracle spends its time here, so loops over elements are compiled
-// once for each format, with its numbers in them.
+// Calls work(a constant, the index of the type's format). The oracle spends its time here, so loops over elements are
+// compiled once for each format, with its numbers as constants.
 template <typename Work>
 auto with_format(int32_t dtype, Work work) {
   switch (dtype) {
@@ -56,14 +56,15 @@ auto with_format(int32_t dtype, Work work) {
   }
 }
 
-// 2^exponent for exponents of normal doubles, and the exponent of a normal double: much used, so spelled out.
+// 2^exponent for exponents of normal doubles, and the exponent of a normal double. Written by hand, because both are used
+// often.
 inline double power_of_two(int32_t exponent) { return std::bit_cast<double>(static_cast<uint64_t>(exponent + 1023) << 52); }
 inline int32_t exponent_of(double x) { return static_cast<int32_t>(std::bit_cast<uint64_t>(x) >> 52 & 0x7FF) - 1023; }
 
-// x rounded to an integer, ties to even, for |x| < 2^51: beyond 2^52 a double has no room for a fraction.
+// Rounds x to an integer, ties to even, for |x| < 2^51. Beyond 2^52 a double has no fraction.
 inline double nearest_integer(double x) { return std::copysign((x + 0x1.8p52) - 0x1.8p52, x); }
 
-// The bits of a number that the format can represent: sign, biased exponent, mantissa.
+// Returns the bits of a number that the format can represent: sign, biased exponent, mantissa.
 template <size_t kFormat>
 inline uint32_t spell(double x) {
   constexpr Format format = kFormats[kFormat];
@@ -117,7 +118,7 @@ inline double round_one(double x) {
 template <size_t kFormat>
 inline void store_one(double x, void* element) {
   const uint32_t bits = spell<kFormat>(round_one<kFormat>(x));
-  std::memcpy(element, &bits, static_cast<size_t>(kFormats[kFormat].bytes));  // the low bytes come first
+  std::memcpy(element, &bits, static_cast<size_t>(kFormats[kFormat].bytes));  // low bytes first
 }
 
 template <size_t kFormat>

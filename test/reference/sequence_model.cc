@@ -46,7 +46,7 @@ void SequenceModel::grow_positions() {
 
 namespace {
 
-// n elements, in rows of head_dim, as they read back.
+// Appends n elements, in rows of head_dim, rounded as they read back.
 void push_rounded(int32_t dtype, int64_t head_dim, const double* x, int64_t n, std::vector<float>* out) {
   std::vector<double> row(static_cast<size_t>(head_dim));
   for (int64_t first = 0; first < n; first += head_dim) {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
-// A cache as the header describes it, with nothing clever: every sequence is a vector of tokens per layer.
+// A simple model of a cache as the header describes it: every sequence is a vector of tokens for each layer.
 //
-// Rows are kept as stored, rounded once by reference/rounding.h. A forked sequence is a copy. Speculative tokens stand
-// behind the committed ones with their parents; a token's *place* is its index in the sequence that results from
-// accepting it and its ancestors alone, and windows are counted in places, so a branch sees exactly what it would see
-// had its tokens been appended one by one.
+// Rows are kept as stored, rounded once by reference/rounding.h. A forked sequence is a copy. Speculative tokens follow the
+// committed ones and have parents. A token's *place* is its index in the sequence that results from accepting only that
+// token and its ancestors. Windows are counted in places, so a branch sees exactly what it would see if its tokens were
+// appended one by one.
 #pragma once
 
 #include <cstdint>
@@ -17,24 +17,25 @@
 
 namespace reference {
 
-// Which keys a session attends, beyond causality and a layer's own sliding window.
+// The keys that a session attends, beyond causality and a layer's own sliding window.
 struct Scope {
   bool streaming = false;
   int64_t window_tokens = 0;
   int64_t sink_tokens = 0;
 };
 
-// What a sparse policy adds: which tokens a KV head attends at all, and who wants to see the weights.
+// Additions of a sparse policy: the tokens that a KV head attends, and a listener for the weights.
 struct AttendHooks {
   std::function<bool(int32_t kv_head, int64_t token)> attended;
   std::function<void(int64_t token, int32_t q_head, const std::vector<int64_t>& keys, const double* weights)> observe;
   bool naive_rounds_p = false;
-  // Of query token t of the call: the keys that the caller names. A key of `scope` is attended as well where plus_scope.
+  // Returns whether the caller names the key for query token t of the call. With plus_scope, keys of `scope` are attended
+  // as well.
   std::function<bool(int64_t t, int32_t kv_head, int64_t key)> named;
   bool plus_scope = false;
 };
-// Whether a call's products are between bf16 numbers: bf16 queries as they are, bf16 values, enough rows for a matmul.
-// Engines under test are given this as matmul_rows.
+// Returns whether a call multiplies bf16 numbers: bf16 queries, bf16 values and enough rows for a matmul. Engines under
+// test get this number as matmul_rows.
 inline constexpr int32_t kMatmulRows = 24;
 
 bool rounds_p(const RefLayer& layer, int32_t q_type, int64_t q_len);
@@ -49,27 +50,28 @@ class SequenceModel {
   bool even() const;
   int64_t shortest() const;
 
-  // k: [n_tokens, n_kv_heads, k_head_dim] in any precision, rounded here; v likewise, ignored where V aliases K.
+  // k: [n_tokens, n_kv_heads, k_head_dim] in any precision, rounded here. v: the same with v_head_dim, ignored where V
+  // aliases K.
   void append(size_t layer, int64_t n_tokens, const double* k, const double* v);
-  // The same for speculative tokens. parents: [n_tokens] or null for a chain.
+  // Appends speculative tokens. parents: [n_tokens], or null for a chain.
   void append_pending(size_t layer, int64_t n_tokens, const double* k, const double* v, const int32_t* parents);
   void commit(const std::vector<int64_t>& kept);
   void truncate(int64_t n_tokens);
   void remove(int64_t first, int64_t n_tokens, bool shift_positions);
-  // Back to given lengths per layer (an incomplete step).
+  // Restores the given lengths of the layers, after an incomplete step.
   void roll_back(const std::vector<int64_t>& lengths);
 
-  // The truth for the last q_len tokens of a layer, pending ones included. q: [q_len, n_q_heads, k_head_dim].
+  // Computes the truth for the last q_len tokens of a layer, pending ones included. q: [q_len, n_q_heads, k_head_dim].
   Truth attend(size_t layer, int64_t q_len, const float* q, const Scope& scope, int64_t naive_rows = 64,
                const AttendHooks& hooks = {}) const;
-  // Keys that query token `index` (committed, then pending) of a layer sees, ascending.
+  // Lists the keys that query token `index` (committed, then pending) of a layer sees, ascending.
   void visible(size_t layer, int64_t index, const Scope& scope, std::vector<int64_t>* keys) const;
 
   LayerRows layer_rows(size_t layer) const;  // committed, then pending
   const std::vector<float>& k(size_t layer) const { return rows_[layer].k; }
   const std::vector<float>& v(size_t layer) const { return rows_[layer].v; }
   int64_t position(int64_t index) const { return positions_[static_cast<size_t>(index)]; }
-  // Everything the digest covers, as bytes: equal strings, equal content.
+  // Returns everything that the digest covers, as bytes. Strings are equal exactly when contents are equal.
   std::string content() const;
 
  private:
@@ -90,7 +92,7 @@ class SequenceModel {
   const std::vector<RefLayer>* layers_;
   std::vector<Rows> rows_;
   std::vector<int64_t> positions_;  // of the longest layer, pending tokens included
-  std::vector<int32_t> parents_;    // of pending tokens, -1: the last committed one
+  std::vector<int32_t> parents_;    // of pending tokens; -1: the last committed token
 };
 
 }  // namespace reference

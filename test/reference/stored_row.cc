@@ -15,11 +15,11 @@ namespace {
 constexpr int64_t kMaxGroup = 64;
 
 struct Group {
-  double scale = 0.0, minimum = 0.0;  // as f16 has them
-  int codes[kMaxGroup] = {};          // as they are stored
+  double scale = 0.0, minimum = 0.0;  // rounded to f16
+  int codes[kMaxGroup] = {};          // as stored
 };
 
-// volatile: every operation is rounded to f32 by itself, whatever the compiler would fuse.
+// volatile: every operation is rounded to f32 separately, so that the compiler cannot fuse operations.
 float times(float a, float b) {
   volatile float product = a * b;
   return product;

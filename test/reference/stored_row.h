@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Rows in storage types, those with scales for each group of elements included. Independent of the library's
-// conversions: plain scalar arithmetic, f32 where formats are defined by it.
+// Rows in storage types, including types with scales for each group of elements. Independent of the library's conversions:
+// plain scalar arithmetic, in f32 where formats are defined by f32.
 #pragma once
 
 #include <cstdint>
@@ -18,9 +18,9 @@ int64_t scale_bytes(int32_t dtype, int64_t n);  // 0 without groups
 void store_row(int32_t dtype, const double* x, int64_t n, void* codes, void* scales);
 double load_element(int32_t dtype, const void* codes, const void* scales, int64_t i);
 void load_row(int32_t dtype, const void* codes, const void* scales, int64_t n, double* x);
-// What a row reads back as.
+// Rounds a row to the values that it reads back as.
 void round_row(int32_t dtype, double* x, int64_t n);
-// The row as blocks, q8_0 and q4_0 as ggml has them.
+// Returns the row as blocks. q8_0 and q4_0 have ggml's layout.
 std::vector<uint8_t> block_row(int32_t dtype, const double* x, int64_t n);
 
 }  // namespace reference

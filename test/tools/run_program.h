@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Runs a program and keeps what it wrote; ends a test with a message.
+// Runs a program and returns its output. Also ends a test with a message.
 #pragma once
 
 #include <string>
@@ -10,7 +10,7 @@ struct ProgramRun {
   std::string out, err;
 };
 
-// arguments[0] is the path; environment: "NAME=value" added to the present one.
+// arguments[0] is the path. environment: "NAME=value" strings added to the current environment.
 ProgramRun run_program(const std::vector<std::string>& arguments, const std::vector<std::string>& environment = {});
 
 // Prints the message and fails the cmocka test that is running.

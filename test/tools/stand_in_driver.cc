@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: MIT
-// A libcuda.so.1 for programs that have tensors in the memory of the stand-in. It is found through LD_LIBRARY_PATH, as a
-// driver is. Its functions answer as those of CUDA's driver do, but the memory that they give is the stand-in's, which knows
-// no other.
+// A libcuda.so.1 for programs whose tensors are in the memory of the stand-in. Programs find it through LD_LIBRARY_PATH,
+// like a driver. Its functions answer like CUDA's driver, but return memory of the stand-in, which accepts no other.
 //
-//   TANDEM_TEST_DRIVER    "cuMemAlloc_v2": that function fails; "nan": what is downloaded has a NaN; "delay": each operation
-//   of a
-//                         stream takes kDelayNs
+//   TANDEM_TEST_DRIVER    "cuMemAlloc_v2": that function fails; "nan": downloaded data has a NaN;
+//                         "delay": each operation of a stream takes kDelayNs
 //
-// What a program has not given back when it lets the context go is said on stderr.
+// When a program releases the context, memory that it has not freed is reported on stderr.
 #include "tools/stand_in_driver.h"
 
 #include <dlfcn.h>

@@ -3,5 +3,5 @@
 
 #include <cstdint>
 
-// Of an operation of a stream, with TANDEM_TEST_DRIVER=delay.
+// Delay of each stream operation under TANDEM_TEST_DRIVER=delay.
 inline constexpr int64_t kDelayNs = 3'000'000;

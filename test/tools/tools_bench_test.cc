@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Small runs of tandem-bench: what it prints parses and is complete, and outputs that are wrong are noticed.
+// Small runs of tandem-bench: their output parses and is complete, and wrong outputs are detected.
 
 #include <cmath>
 #include <fstream>
@@ -17,7 +17,7 @@ using Json = nlohmann::json;
 std::vector<std::string> small_run(const std::string& mode, const std::vector<std::string>& more) {
   std::vector<std::string> arguments = {TANDEM_BENCH, mode, "--q-heads", "8", "--kv-heads", "2",
                                         "--head-dim", "64", "--layers",  "2", "--repeats",  "2"};
-  if (mode != "wake") arguments.insert(arguments.end(), {"--probe-mib", "8"});  // it has no limit to measure
+  if (mode != "wake") arguments.insert(arguments.end(), {"--probe-mib", "8"});  // wake measures no limit
   return with_flags(arguments, more);
 }
 
@@ -49,7 +49,7 @@ void expect_complete(const Json& line) {
     if (!line.contains(name) || !(line[name].get<double>() > 0)) fail_test("no %s in %s", name, line.dump().c_str());
 }
 
-// Figures are printed with so many digits behind the point: of what is slow, few are left.
+// Compares a figure that is printed with this number of decimals. Slow cases leave few significant digits.
 void expect_figure(const Json& line, const char* name, double wanted, double error, int digits) {
   const double most = error + 0.5 * std::pow(10.0, -digits) * 1.000001, got = line[name].get<double>();
   if (!(std::abs(got - wanted) <= most)) fail_test("%s is %.9g, not %.9g", name, got, wanted);
@@ -64,10 +64,10 @@ void decode_prints_json(void**) {
     assert_string_equal(lines[i]["type"].get<std::string>().c_str(), i < 2 ? "bf16" : i < 4 ? "f16" : "f32");
     const int64_t kv_len = i % 2 == 0 ? 200 : 1000;
     assert_int_equal(lines[i]["kv_len"].get<int64_t>(), kv_len);
-    // The loop grows by a token per step: K and V of at least kv_len and at most a few more tokens, 2 heads of 64.
+    // Each step of the loop adds a token: K and V of at least kv_len and at most a few more tokens, 2 heads of 64.
     const int64_t token_bytes = 2 * 2 * 64 * (i < 4 ? 2 : 4);
     assert_in_range(lines[i]["kv_bytes"].get<int64_t>(), kv_len * token_bytes, (kv_len + 8) * token_bytes);
-    // The numbers that they are made of are rounded too, to 0.01 us and 0.001 GB/s.
+    // The numbers behind the figure are rounded too, to 0.01 us and 0.001 GB/s.
     const double us = lines[i]["median_us"].get<double>(), limit = lines[i]["limit_gbps"].get<double>();
     const double gbps = lines[i]["kv_bytes"].get<double>() / us * 1e-3;
     expect_figure(lines[i], "read_gbps", gbps, gbps * 0.006 / us, 3);
@@ -76,7 +76,8 @@ void decode_prints_json(void**) {
   }
 }
 
-// Cases in turns: what is read between two calls on a layer is everyone's, and no case is told the figures of another.
+// Cases that take turns: the bytes read between two calls on a layer are those of all cases, and no case reports another's
+// figures.
 void cases_in_turns(void**) {
   const std::vector<Json> lines = successful_run(
       small_run("decode", {"--kv-len", "200,1000", "--kv-type", "bf16,q8_0", "--interleave", "--output", "json"}));
@@ -88,7 +89,7 @@ void cases_in_turns(void**) {
     const int64_t kv_len = i % 2 == 0 ? 200 : 1000, token_bytes = 2 * 2 * (i < 2 ? 128 : 68);
     assert_int_equal(lines[i]["kv_len"].get<int64_t>(), kv_len);
     assert_in_range(lines[i]["kv_bytes"].get<int64_t>(), kv_len * token_bytes, (kv_len + 8) * token_bytes);
-    rotation_bytes += 2 * kv_len * token_bytes;  // of two layers
+    rotation_bytes += 2 * kv_len * token_bytes;  // two layers
   }
   for (const Json& line : lines) assert_int_equal(line["rotation_bytes"].get<int64_t>(), rotation_bytes);
 }
@@ -140,7 +141,8 @@ std::string write_file(const std::string& name, const std::string& text) {
   return path;
 }
 
-// Layer 0 has each pattern, a union, and a group of sinks and windows alone. What heads of layer 1 attend is known ahead.
+// Layer 0 has each pattern, a union, and a group with only sinks and windows. The keys of layer 1's heads are known in
+// advance.
 std::string heads_file() {
   return write_file("heads.json", R"([
     {"0": ["full"], "1": ["stream_llm", 20, 60], "2": ["vertical_and_slash", 8, 64],
@@ -160,7 +162,7 @@ Json patterns_run(const std::string& mode, const std::string& layer, std::vector
   return lines[0];
 }
 
-// The check of each run has worked out the keys of heads that are known ahead, and counted their pairs.
+// The check of each run computes the keys of heads that are known in advance and counts their pairs.
 void patterns_are_those_of_the_files_layer(void**) {
   for (const char* layer : {"0", "1"}) {
     patterns_run("decode", layer, {"--batch", "2"});
@@ -170,12 +172,12 @@ void patterns_are_those_of_the_files_layer(void**) {
       assert_true(append["pairs"] < append["dense_pairs"] && append["pairs"].get<int64_t>() > 0);
     }
   }
-  // One block of 32 queries, four full heads, and four with 8 sinks and a window that begins 63 tokens before the block.
+  // One block of 32 queries: four full heads, and four with 8 sinks and a window that begins 63 tokens before the block.
   const Json append = patterns_run("append", "1", {});
   constexpr int64_t kOwn = 32 * 33 / 2, kDense = 32 * 568 + kOwn, kNarrow = 32 * (8 + 63) + kOwn;
   assert_int_equal(append["dense_pairs"].get<int64_t>(), 8 * kDense);
   assert_int_equal(append["pairs"].get<int64_t>(), 4 * kDense + 4 * kNarrow);
-  // One query: 8 + 64 keys of the second KV head, all keys of the first.
+  // One query: 8 + 64 keys of the second KV head, and all keys of the first.
   const int64_t all_bytes = patterns_run("wake", "1", {})["kv_bytes"], key_bytes = 2 * 64 * 2;
   assert_int_equal(all_bytes, (600 + 72) * key_bytes);
 }
@@ -217,7 +219,7 @@ void isa_and_threads_are_obeyed(void**) {
   for (const char* name : {"avx3", "avx2", "sse4"}) {
     const ProgramRun run =
         run_program(small_run("decode", {"--kv-len", "64", "--output", "json", "--isa", name, "--threads", "1"}));
-    if (run.exit_code != 0) continue;  // not on this processor
+    if (run.exit_code != 0) continue;  // this processor lacks the instruction set
     const std::vector<Json> lines = json_lines(run.out);
     assert_int_equal(lines.size(), 1);
     assert_string_equal(lines[0]["isa"].get<std::string>().c_str(), name);
@@ -227,7 +229,7 @@ void isa_and_threads_are_obeyed(void**) {
   assert_true(n_tried > 0 || all[0]["isa"] == "neon" || all[0]["isa"] == "sve");
 }
 
-// Bytes of the stored rows tell that both types and the pages were taken.
+// The size of the stored rows shows that both types and the page size were used.
 void keys_and_values_have_their_own_types(void**) {
   const std::vector<std::string> flags = {"--kv-len", "600",          "--kv-type", "q8_0,bf16",     "--v-type",
                                           "q4_0",     "--k-rotation", "hadamard",  "--page-tokens", "16"};
@@ -250,14 +252,14 @@ void keys_and_values_have_their_own_types(void**) {
   assert_true(run.out.find("K rotated (hadamard)") != std::string::npos);
 }
 
-// Threshold factor 1 is what the library takes when nobody says otherwise.
+// Without an option the library uses threshold factor 1.
 void beta_is_the_librarys(void**) {
   const std::vector<Json> lines =
       successful_run(small_run("decode", {"--kv-len", "64", "--policy", "hgca", "--output", "json"}));
   assert_true(lines.at(0)["beta"].get<double>() == 1);
 }
 
-// What `./dev bench` measures when nothing is asked for, cut down: every flag of it is known.
+// The default measurements of `./dev bench`, shortened: every flag is known.
 void dev_bench_is_understood(void**) {
   std::ifstream script(TANDEM_DEV_SCRIPT);
   std::vector<std::string> arguments;
@@ -296,7 +298,7 @@ void tables_and_csv(void**) {
 }
 
 #ifdef TANDEM_WRONG_ATTEND
-// A library put before the real one spoils what tandem_attend() writes: no figure may come out.
+// A library loaded before the real one corrupts the output of tandem_attend(). The program must print no figures.
 void wrong_outputs_are_noticed(void**) {
   const auto flags_of = [](const std::string& mode, bool with_patterns) {
     std::vector<std::string> flags = {"--kv-len", "500", "--output", "json"};

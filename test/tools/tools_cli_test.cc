@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Bad input to the tools: nothing on standard output, and a message that names flag and value. The exit code is 2 where the
-// command line is wrong, 1 where the library, this machine or a file says no.
+// Bad input to the tools: standard output stays empty, and a message names flag and value. The exit code is 2 for a wrong
+// command line, and 1 for an error of the library, this machine or a file.
 
 #include <sys/stat.h>
 #include <unistd.h>
@@ -43,7 +43,7 @@ const std::vector<BadInput> kBadBench = {
     {{"decode", "--kv-len", "99999999999999999999"}, {"--kv-len", "99999999999999999999", "out of range"}},
     {{"decode", "--kv-len", "2000000000", "--probe-mib", "8"}, {"--kv-len", "2000000000", "GiB"}, 1},
     {{"decode", "--kv-len", "2147483648"}, {"--kv-len", "2147483648", "out of range"}},
-    // As many bytes as 64 bits do not count, of all layers or of one.
+    // More bytes than 64 bits can count, for all layers or for one.
     {{"decode", "--kv-len", "2147483647", "--batch", "4096", "--q-heads", "4096", "--kv-heads", "4096", "--head-dim", "256",
       "--layers", "65536", "--probe-mib", "8"},
      {"--kv-len", "2147483647", "GiB"},
@@ -79,7 +79,7 @@ const std::vector<BadInput> kBadBench = {
     {{"decode", "--v-type", "bf16,f32"}, {"--v-type", "bf16,f32"}},
     {{"decode", "--k-rotation", "givens"}, {"--k-rotation", "givens", "hadamard"}},
     {{"decode", "--page-tokens", "8"}, {"--page-tokens", "8"}},
-    // What the library refuses is refused before the header of the results is out.
+    // Errors of the library come before the header of the results.
     {{"decode", "--output", "csv", "--page-tokens", "100"}, {"page_tokens", "100"}, 1},
     {{"decode", "--output", "csv", "--head-dim", "96", "--k-rotation", "hadamard"}, {"k_rotation", "96"}, 1},
     {{"decode", "--output", "csv", "--head-dim", "576", "--v-head-dim", "512", "--v-aliases-k", "--v-type", "q4_0"},
@@ -189,7 +189,7 @@ void info_refuses(void**) {
   for (const BadInput& bad : kBadInfo) expect_refused(TANDEM_INFO, bad);
 }
 
-// A config.json that lacks something, or has nonsense in it.
+// A config.json with missing or invalid entries.
 void info_refuses_configs(void**) {
   const std::string deep = std::string(300000, '[') + std::string(300000, ']');
   const struct {
@@ -217,7 +217,7 @@ void info_refuses_configs(void**) {
   }
 }
 
-// Reading a folder fails late, and opening a pipe without a writer never comes back.
+// Reading a folder fails late, and opening a pipe without a writer never returns.
 void info_refuses_other_kinds_of_files(void**) {
   const std::string config = std::string(TANDEM_TEST_FOLDER) + "/config.json";
   alarm(60);
@@ -231,9 +231,9 @@ void info_refuses_other_kinds_of_files(void**) {
   alarm(0);
 }
 
-// 8 GB for the queries alone, where 4 GB are allowed: one line, and no abort.
+// 8 GB for the queries alone, with a limit of 4 GB: one line on stderr, and no abort.
 void bench_survives_a_lack_of_memory(void**) {
-#ifndef TANDEM_TEST_SANITIZE  // sanitizers reserve more than that for themselves
+#ifndef TANDEM_TEST_SANITIZE  // sanitizers reserve more memory than that
   const ProgramRun run = run_program({"/bin/sh", "-c",
                                       "ulimit -v 4000000; exec " TANDEM_BENCH
                                       " decode --batch 4096 --q-heads 4096 --kv-heads 1 --head-dim 256 --kv-len 1 --layers 1"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// tandem, the program in front: every command by both of its names, help that fits a screen, and slips that are named.
+// tandem, the front program: every command by both of its names, help that fits a screen, and messages for typing errors.
 
 #include <sys/stat.h>
 #include <unistd.h>
@@ -35,7 +35,7 @@ void expect(const ProgramRun& run, int exit_code, const std::vector<std::string>
   if (!good) fail_test("exit code %d, stdout \"%s\", stderr \"%s\"", run.exit_code, run.out.c_str(), run.err.c_str());
 }
 
-// An empty folder of this test's own.
+// Returns an empty folder for this test.
 fs::path empty_folder(const char* name) {
   const fs::path folder = fs::path(TANDEM_TEST_FOLDER) / name;
   fs::remove_all(folder);
@@ -73,7 +73,7 @@ void version_is_the_headers(void**) {
   const ProgramRun run = run_program({kFront, "--version"});
   assert_int_equal(run.exit_code, 0);
   assert_string_equal(run.out.c_str(), version);
-  // So does each command, wherever the flag stands.
+  // Each command prints its version as well, wherever the flag stands.
   for (const std::string& command : built_commands())
     for (const std::vector<std::string>& way : std::vector<std::vector<std::string>>{{}, {"--json"}, {"--nonsense"}}) {
       std::vector<std::string> arguments = {kFront, command};
@@ -102,7 +102,7 @@ void commands_are_the_programs(void**) {
   }
 }
 
-// Flags, output and exit codes go through.
+// Flags, output and exit codes are passed through.
 void commands_get_their_flags(void**) {
   const ProgramRun info = run_program({kFront, "info", "--json", "--threads", "1"});
   expect(info, 0, {});
@@ -113,7 +113,7 @@ void commands_get_their_flags(void**) {
   assert_string_equal(all.out.c_str(), own.out.c_str());
   expect(run_program({kFront, "plan", "--kv-len", "64", "--threads", "0"}), 0, {});
   const ProgramRun plan = run_program({kFront, "plan", "--kv-len", "4096", "--host-cap-gib", "0.1"});
-  assert_int_equal(plan.exit_code, 1);  // over its cap
+  assert_int_equal(plan.exit_code, 1);  // above its cap
   assert_true(plan.out.find("host_cap_bytes") != std::string::npos);
   expect(run_program({kFront, "bench", "wake", "--kv-len", "1", "--head-dim", "64", "--layers", "1", "--repeats", "1",
                       "--threads", "0"}),
@@ -137,7 +137,7 @@ void slips_are_named(void**) {
       {{"gen", "--model", "x"}, {"gen", "did you mean generate?"}},
       {{"help", "paln"}, {"paln", "did you mean plan?"}},
       {{"--verison"}, {"unknown flag --verison", "did you mean --version?"}},
-      {{"xyzzy"}, {"xyzzy; tandem --help"}},  // near nothing
+      {{"xyzzy"}, {"xyzzy; tandem --help"}},  // similar to no command
       {{""}, {"unknown command ;"}},
       {{"--version", "now"}, {"unexpected argument now after --version"}},
       {{"help", "info", "plan"}, {"unexpected argument plan after help"}},
@@ -153,7 +153,7 @@ void slips_are_named(void**) {
   }
 }
 
-// A folder with tandem alone, as where a package leaves the others out.
+// A folder with only tandem, for packages that leave out the other programs.
 void commands_that_are_not_there(void**) {
   const fs::path folder = empty_folder("alone");
   fs::copy_file(kFront, folder / "tandem");
@@ -167,7 +167,7 @@ void commands_that_are_not_there(void**) {
   }
 }
 
-// A program of that name in the working directory or in PATH is not run; the one beside tandem is, through links too.
+// A program of that name in the working directory or in PATH is not run. The one beside tandem is, through links as well.
 void programs_of_others_are_not_run(void**) {
   const fs::path own = empty_folder("own"), other = empty_folder("other");
   fs::copy_file(kFront, own / "tandem");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// tandem-info: its JSON parses, names what is there, and its plan is the library's.
+// tandem-info: its JSON parses and names the machine's parts, and its plan equals the library's.
 
 #include <filesystem>
 #include <fstream>
@@ -44,7 +44,7 @@ void names_what_is_there(void**) {
   assert_false(info.contains("plan"));
 }
 
-// OpenMP binds the thread that asks before it asks.
+// OpenMP binds the calling thread before tandem-info reads its CPUs.
 void openmp_settings_take_no_workers(void**) {
   const Json::json_pointer n_cpus("/engine/cpu/pool/allowed_cpus");
   const auto cpus = [&](const std::vector<std::string>& environment) {
@@ -65,7 +65,7 @@ void flags_reach_the_engine(void**) {
   assert_string_equal(info_json({"--isa", last})["isa"]["chosen"].get<std::string>().c_str(), last.c_str());
 }
 
-// The shell's relative path is no part of the library's rules.
+// A relative path works on the command line, although the library only takes absolute paths.
 void devices_of_a_backend(void**) {
   const std::filesystem::path module = STAND_IN_MODULE;
   for (const std::string& path : {module.string(), std::filesystem::relative(module).string(), std::string()}) {
@@ -86,7 +86,7 @@ void devices_of_a_backend(void**) {
   }
 }
 
-// All else is told, the reason in the list of backends, and in one line on stderr.
+// Everything else is printed. The reason is in the list of backends and in one line on stderr.
 void backends_that_do_not_work_are_told(void**) {
   const std::vector<std::pair<std::vector<std::string>, std::string>> kFailing = {
       {{"--backend", "no/name"}, "backend = \"no/name\""},
@@ -166,11 +166,11 @@ void plan_is_the_librarys(void**) {
   }
 }
 
-// With a backend: who computes, of each length; or why nobody knows.
+// With a backend: the route for each length, or the reason why it is unknown.
 void routes_of_a_backend(void**) {
   std::vector<std::string> flags = kPlanFlags;
   const auto sinks = std::find(flags.begin(), flags.end(), "--sinks");
-  flags.erase(sinks, sinks + 2);  // "all" has none
+  flags.erase(sinks, sinks + 2);  // policy "all" has no sinks
   flags = with_flags(flags, {"--policy", "all", "--window", "300", "--kv-len", "100,50000", "--backend", "standin",
                              "--backend-path", STAND_IN_MODULE});
   const Json lengths = info_json(flags)["plan"]["lengths"];
@@ -188,7 +188,7 @@ void routes_of_a_backend(void**) {
   assert_false(info_json(kPlanFlags)["plan"]["lengths"][0].contains("routes"));
 }
 
-// Codes and scales: 64 + 2 * 2 bytes of a key of 64, 64 + 2 * 4 of a value of 128.
+// Codes and scales: 64 + 2 * 2 bytes for a key of 64, 64 + 2 * 4 for a value of 128.
 void values_have_a_type_of_their_own(void**) {
   std::vector<std::string> flags = kPlanFlags;
   flags = with_flags(flags, {"--kv-type", "q8_0", "--v-type", "q4_0"});
@@ -200,7 +200,7 @@ void values_have_a_type_of_their_own(void**) {
   assert_true(info_json(kPlanFlags)["plan"]["v_type"] == "f16");
 }
 
-// MLA: V is stored within K.
+// MLA: V is part of K.
 void aliased_values_take_nothing(void**) {
   std::vector<std::string> flags = kPlanFlags;
   flags = with_flags(flags, {"--head-dim", "576", "--v-head-dim", "512", "--v-aliases-k"});
@@ -208,7 +208,7 @@ void aliased_values_take_nothing(void**) {
   assert_int_equal(lengths[0]["plan"]["kv_token_bytes"].get<int64_t>(), 5 * 4 * 576 * 2);
 }
 
-// Over the cap: the plan is printed all the same, with the reason, and the exit code says no.
+// Above the cap the plan is still printed, with the reason. The exit code reports the failure.
 void caps_are_judged(void**) {
   std::vector<std::string> flags = kPlanFlags;
   flags = with_flags(flags, {"--host-cap-gib", "0.05"});

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Ctrl-C: the exit code is 130, what has been measured is there, the terminal is left without half a line. Progress is on
-// terminals alone, and on stderr.
+// Ctrl-C: the exit code is 130, finished measurements are printed, and the terminal keeps no partial line. Progress is only
+// shown on terminals, on stderr.
 
 #include <fcntl.h>
 #include <poll.h>
@@ -26,7 +26,7 @@ namespace {
 #ifdef TANDEM_TEST_SANITIZE
 constexpr auto kWhile = std::chrono::seconds(15);
 #else
-constexpr auto kWhile = std::chrono::seconds(4);  // long enough for some repeats
+constexpr auto kWhile = std::chrono::seconds(4);  // enough time for some repeats
 #endif
 
 using Json = nlohmann::json;
@@ -53,8 +53,8 @@ Pair make_terminal() {
 
 struct Way {
   std::vector<std::string> arguments;
-  std::function<bool(const ProgramRun&)> is_time;  // for the signal, by what has been written; NULL: no signal
-  bool on_terminal = false;                        // stderr
+  std::function<bool(const ProgramRun&)> is_time;  // whether to send the signal, by the output; NULL: no signal
+  bool on_terminal = false;                        // stderr is a terminal
   std::string terminal = "TERM=xterm";
   int signal = SIGINT;
 };
@@ -90,7 +90,7 @@ ProgramRun run_way(const Way& way) {
     for (int i = 0; i < 2; ++i) {
       if (ends[i].fd < 0 || ends[i].revents == 0) continue;
       char piece[4096];
-      const ssize_t n = read(ends[i].fd, piece, sizeof piece);  // a terminal's end is an error
+      const ssize_t n = read(ends[i].fd, piece, sizeof piece);  // the end of a terminal is an error
       if (n > 0)
         (i == 0 ? run.out : run.err).append(piece, static_cast<size_t>(n));
       else
@@ -133,7 +133,7 @@ std::vector<std::string> bench(const std::vector<std::string>& more) {
   return arguments;
 }
 
-// The signal comes once the first row is there: rows do not wait for the last case.
+// The signal comes after the first row, because rows do not wait for the last case.
 void bench_keeps_rows(void**) {
   const ProgramRun table = run_way({bench({"--kv-len", "64,100000", "--repeats", "300"}), once_out_has("| ok    |\n")});
   expect_end(table, 130, {"| bf16 |     64 |"}, {"tandem-bench: interrupted; rows of 2 cases: "});
@@ -145,7 +145,7 @@ void bench_keeps_rows(void**) {
   if (lines.size() > 1) assert_true(lines[1]["repeats"].get<int64_t>() < 300);
 }
 
-// Cases in turns would all be there at the end alone: each has the repeats that it got.
+// Cases that take turns all end together. Each keeps the repeats that it has finished.
 void bench_in_turns_keeps_repeats(void**) {
   const auto begin = Clock::now();
   const ProgramRun run = run_way({bench({"--kv-len", "64,100", "--repeats", "100000", "--interleave", "--output", "json"}),
@@ -158,8 +158,7 @@ void bench_in_turns_keeps_repeats(void**) {
   for (const Json& line : lines) assert_true(line["check"] == "ok" && line["median_us"].get<double>() > 0);
 }
 
-// On a terminal: a line with the time left, erased before anything else is written. Elsewhere, and on one that cannot erase,
-// nothing.
+// On a terminal that can erase: a line with the time left, erased before other output. Elsewhere: nothing.
 void progress_is_for_terminals(void**) {
   const std::vector<std::string> arguments = bench({"--kv-len", "100", "--repeats", "100000"});
   const ProgramRun shown =
@@ -181,7 +180,7 @@ void progress_is_for_terminals(void**) {
   }
 }
 
-// nohup, and what a shell's script puts into the background, go on.
+// Programs under nohup or in a shell's background continue.
 void ignored_signals_stay_ignored(void**) {
   std::vector<std::string> arguments = {"/bin/sh", "-c", "trap '' INT; exec \"$@\"", "sh"};
   const std::vector<std::string> program = bench({"--kv-len", "64,100", "--repeats", "100"});
@@ -196,7 +195,7 @@ void sigterm_ends_alike(void**) {
   expect_end(run, 143, {"| bf16 |     64 |"}, {"interrupted"});
 }
 
-// In a process of its own, which never looks at the flag: ended by a second Ctrl-C, or after some seconds.
+// Runs in a process of its own that never checks the flag. A second Ctrl-C ends it, or a timeout of some seconds.
 void deaf_work_is_ended(void**) {
   for (const bool twice : {true, false}) {
     const auto begin = Clock::now();
@@ -230,7 +229,7 @@ std::string example(const char* program) {
   return front.substr(0, front.rfind('/') + 1) + program;
 }
 
-// What has been said, and how fast.
+// Prints the text so far and its speed.
 void generate_tells_what_was_done(void**) {
   if (!TANDEM_HAS_EXAMPLES) return;
   const std::vector<std::string> arguments = {example("tandem-generate"),
@@ -241,7 +240,7 @@ void generate_tells_what_was_done(void**) {
                                               "--n-predict",
                                               "16000"};
   const ProgramRun text =
-      run_way({arguments, [](const ProgramRun& run) { return run.out.size() > 50; }, true});  // the terminal has no bar
+      run_way({arguments, [](const ProgramRun& run) { return run.out.size() > 50; }, true});  // no bar on the terminal
   expect_end(text, 130, {"\n"}, {"prefill 7 tokens, ", "\r\ndecode ", "tokens/s", "tandem-generate: interrupted"});
   assert_true(text.err.find('[') == std::string::npos);
   std::vector<std::string> as_json = arguments;
@@ -281,7 +280,7 @@ void demo_ends(void**) {
 }  // namespace
 
 int main() {
-  alarm(400);  // what is deaf to the signal ends
+  alarm(400);  // ends a process that ignores the signal
   const CMUnitTest tests[] = {
       cmocka_unit_test(bench_keeps_rows),
       cmocka_unit_test(bench_in_turns_keeps_repeats),

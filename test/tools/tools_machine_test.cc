@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What the programs take for the memory that is left, and for the processor's name: trees of /proc and /sys as machines and
-// containers show them.
+// The free memory and the processor's name that the programs report, from trees of /proc and /sys as on machines and in
+// containers.
 #include <filesystem>
 #include <fstream>
 
@@ -47,7 +47,7 @@ void own_group(void**) {
                    2000000);
 }
 
-// Limits of all groups hold; one that is exceeded leaves nothing.
+// The limits of all groups apply. An exceeded limit leaves no memory.
 void groups_above(void**) {
   assert_int_equal(available_in({kMeminfo,
                                  {"/proc/self/cgroup", "0::/a/b/c\n"},
@@ -62,7 +62,7 @@ void groups_above(void**) {
                    0);
 }
 
-// A container's own group is mounted as the root, whatever the path says.
+// A container's own group is mounted as the root, whatever its path is.
 void containers(void**) {
   for (const char* group : {"0::/\n", "0::/docker/1f\n"})
     assert_int_equal(available_in({kMeminfo,
@@ -72,7 +72,7 @@ void containers(void**) {
                      600000);
 }
 
-// v1 says "no limit" with a number of 19 digits.
+// Version 1 writes "no limit" as a number of 19 digits.
 void version_1(void**) {
   assert_int_equal(available_in({kMeminfo,
                                  {"/proc/self/cgroup", "9:cpu,cpuacct:/x\n4:memory:/batch/7\n0::/\n"},

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// tandem-patterns: the table, the pictures and the JSON of a small file, and what is said of wrong command lines.
+// tandem-patterns: the table, the pictures and the JSON of a small file, and messages for wrong command lines.
 
 #include <filesystem>
 #include <fstream>
@@ -19,7 +19,7 @@ std::string write_file(const std::string& name, const std::string& text) {
   return path;
 }
 
-// A head of each kind, and a layer of one kind.
+// A layer with a head of each kind, and a layer of one kind.
 std::string all_kinds() {
   return write_file("kinds.json",
                     R"([{"0": ["full"], "1": ["stream_llm", 4, 1020, 1.5], "2": ["vertical_and_slash", 30, 800],
@@ -115,7 +115,7 @@ void slips_are_named(void**) {
   }
 }
 
-// A python3 that cannot import the package, or says what it was started with and ends with exit code 3.
+// Makes a python3 that cannot import the package, or that prints its arguments and ends with exit code 3.
 std::string fake_python(const std::string& name, const std::string& script) {
   const std::filesystem::path folder = std::string(TANDEM_TEST_FOLDER) + "/" + name;
   std::filesystem::create_directories(folder);

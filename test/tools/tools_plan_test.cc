@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// tandem-plan: what it prints is what tandem_plan_memory() and tandem_plan() say of the same model, cache and session.
+// tandem-plan prints the results of tandem_plan_memory() and tandem_plan() for the same model, cache and session.
 
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -15,7 +15,7 @@ using Json = nlohmann::json;
 
 constexpr int64_t kKvLen = 50000, kBatch = 2;
 
-// With a window where the policy or a device has one, and without sinks.
+// With a window if the policy or a device has one, and without sinks.
 std::vector<std::string> plan_command(const std::vector<std::string>& flags) {
   std::vector<std::string> command = {TANDEM_PLAN, "--layers",   "3",  "--q-heads", "8",    "--kv-heads",
                                       "4",         "--head-dim", "64", "--kv-type", "f16",  "--v-type",
@@ -35,7 +35,7 @@ Json plan_json(std::vector<std::string> flags, int exit_code = 0) {
   return json;
 }
 
-// The same by calls into the library. The session's options are the caller's.
+// Computes the same by calls into the library. The caller sets the session's options.
 struct Library {
   tandem_engine* engine = nullptr;
   tandem_model* model = nullptr;
@@ -125,8 +125,8 @@ void memory_is_the_librarys(void**) {
   expect_plan(plan_json(on_device({"--route", "stream", "--q-len", "4096"})), device.plan());
 }
 
-// Of preset "3k" by its numbers: stage 1 looks at 191 chunks of 256 tokens, 9 keys in each, every 16 tokens; the others at
-// what is kept, 1,024 chunks each with 6 and 4 keys, every 8 and 4.
+// The numbers of preset "3k": stage 1 looks at 191 chunks of 256 tokens, 9 keys in each, every 16 tokens. The other stages
+// look at kept tokens: 1,024 chunks each, with 6 and 4 keys, every 8 and 4 tokens.
 void stages_are_planned_by_length(void**) {
   constexpr int64_t kOfKey = 2 * 64 * 4 * 3 * kBatch;  // bytes, KV heads, layers, sequences
   const Json json = plan_json({"--policy", "hip", "--pruning", "3k"});
@@ -144,7 +144,7 @@ void stages_are_planned_by_length(void**) {
   assert_true(refused.exit_code == 2 && refused.err.find("--pruning") != std::string::npos);
 }
 
-// A device that prunes has all keys in the window, whatever --window says.
+// On a device that prunes the window has all keys, whatever --window is.
 void windows_of_devices_that_prune_have_all_keys(void**) {
   Library device(true, 0);
   device.session.policy = "hip";
@@ -160,7 +160,7 @@ std::string write_file(const std::string& name, const std::string& text) {
   return path;
 }
 
-// Three layers of eight heads: layer 0 searches for its keys, the last one has sinks and windows alone.
+// Three layers of eight heads. Layer 0 searches for its keys, and the last layer has only sinks and windows.
 std::string heads_file() {
   std::string text = "[";
   for (int layer = 0; layer < 3; ++layer) {
@@ -183,7 +183,7 @@ std::vector<tandem_head_pattern> heads_of(const std::string& path, int64_t group
   return heads;
 }
 
-// On a device the keys of a layer that a window lacks take memory of their own.
+// On a device, keys that a layer's window lacks take memory of their own.
 void patterns_are_those_of_the_file(void**) {
   const std::string path = heads_file();
   for (const bool with_device : {false, true}) {
@@ -204,7 +204,7 @@ void patterns_are_those_of_the_file(void**) {
   }
 }
 
-// A gate is of a KV head: a line of four is a layer of eight query heads.
+// A gate belongs to a KV head, so a line of four gates is a layer of eight query heads.
 void gates_are_of_kv_heads(void**) {
   const std::string path = write_file("gates.tsv", "1 0 0 1\n0 1 0 1\n0 0 0 1\n");
   assert_true(plan_json({"--policy", "patterns", "--patterns", path})["patterns"] == path);
@@ -239,7 +239,7 @@ void slips_of_patterns_are_named(void**) {
   }
 }
 
-// Every token is somewhere; the route that was asked for has those outside the windows.
+// Every token is counted once. The requested route has the tokens outside the windows.
 void routes_are_the_librarys(void**) {
   const auto routes = [&](const std::vector<std::string>& flags) {
     const Json json = plan_json(on_device(flags))["lengths"][0]["routes"];

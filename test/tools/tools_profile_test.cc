@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// tandem-patterns profile: what a measurement writes, keeps and refuses, and the times between two rows.
+// tandem-patterns profile: the content of its file, preserved results, refusals, and times between two rows.
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -47,7 +47,7 @@ std::vector<Json> lines_of(const std::string& out) {
   return lines;
 }
 
-// A layer that takes milliseconds.
+// A layer whose measurement takes milliseconds.
 std::vector<std::string> measuring(const std::string& lengths, const std::vector<std::string>& more) {
   const std::vector<std::string> arguments = {"--shape",   "4/2x64", "--chunk",   "256", "--lengths", lengths,
                                               "--repeats", "2",      "--threads", "1",   "--json"};
@@ -142,7 +142,7 @@ void append_refuses_other_facts(void**) {
   refused(write_file("other.json", other.dump()), {}, "machine.processor is \"Another One\" there");
 }
 
-// With the stand-in, and a driver whose memory is the stand-in's.
+// Runs with the stand-in, and with a driver whose memory is the stand-in's.
 ProgramRun run_on_device(std::vector<std::string> arguments, const std::string& driver = "") {
   arguments.insert(arguments.end(), {"--backend", "standin", "--backend-path", STAND_IN_MODULE});
   return run(arguments, {"LD_LIBRARY_PATH=" STAND_IN_DRIVER_FOLDER, "TANDEM_TEST_DRIVER=" + driver});
@@ -178,7 +178,7 @@ void device_attends_the_same_pairs(void**) {
   for (size_t i = 0; i < 8; ++i) assert_true(profile["rows"][i] == on_device[i]);
 }
 
-// A call only sends its work. Each of its operations takes long here, and so must what was timed.
+// A call only queues its work. Each operation is slow here, so the measured time must be long.
 void times_end_when_the_device_has_finished(void**) {
   for (const Json& row : rows_on_device(measuring("256", {"--pattern", "a_shape=4/60", "--repeats", "1"}), "delay"))
     if (row["ns"].get<int64_t>() < 2 * kDelayNs) fail_test("%s", row.dump().c_str());
@@ -199,7 +199,7 @@ void profiles_are_of_one_processor(void**) {
   refused(host, true, R"(machine.device is null there and "Stand-in \"0\"" here)");
   refused(device, false, R"(machine.device is "Stand-in \"0\"" there and null here)");
   assert_int_equal(rows_on_device(measuring("512,768", {"--out", device, "--append"})).size(), 1);
-  // A file that names no device is of the CPU.
+  // A file that names no device was measured on the CPU.
   Json of_before = Json::parse(contents(host));
   of_before["machine"].erase("device");
   const std::string old = write_file("old.json", of_before.dump());
@@ -246,7 +246,7 @@ void times_lie_between_rows(void**) {
                                  {"kv_len", kRows[i].kv_len},
                                  {"ns", kRows[i].ns},
                                  {"ns_of_head", kRows[i].ns_of_head}}));
-  // One pattern, where the other was not measured.
+  // One pattern, and no result for the other.
   expect_in(out_of({"--from", path, "--at", "5120", "--pattern", "full"}), {"| full    |    5120 |      0.005 |"});
 }
 
@@ -326,7 +326,7 @@ void wrong_outputs_are_noticed(void**) {
 }
 #endif
 
-// timeout sends the signal of Ctrl-C during the second length, whose repeats take minutes.
+// `timeout` sends the signal of Ctrl-C during the second length, whose repeats take minutes.
 void interrupted_profile_keeps_its_rows(void**) {
   const std::string path = path_of("interrupted.json");
   out_of(measuring("512", {"--out", path}));

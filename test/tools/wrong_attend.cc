@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Loaded before the library: its tandem_attend() calls the real one and then spoils an output, as $TANDEM_TEST_FAULT says.
+// Loaded before the library. Its tandem_attend() calls the real one and then corrupts an output, as $TANDEM_TEST_FAULT
+// selects.
 #include <dlfcn.h>
 
 #include <cmath>

@@ -115,6 +115,18 @@ def test_options_of_wrong_values(options, field, match):
         TandemCache(3, engine=engine)
 
 
+def test_options_are_checked_by_one_engine(monkeypatch):
+    """An engine takes milliseconds to make."""
+    made = []
+    monkeypatch.setattr("tandem.transformers._engines.Engine", lambda **options: made.append(options) or tandem.Engine(**options))
+    monkeypatch.setattr("tandem.transformers._engines._asked", [])
+    for window in range(1, 6):
+        TandemCache(window, alpha=0.25)
+        with pytest.raises(tandem.InvalidArgumentError, match="alpha"):
+            TandemCache(window, alpha=7)
+    assert len(made) == 1
+
+
 @pytest.mark.parametrize("options", [
     {"layer_policies": ["all", "hip"], "pruning": "3k"}, {"policy": "hip", "pruning": "3k"}, {"policy": "patterns"},
     {"route": "host+stream", "stream_fraction": 0.5}, {"route": "recompute"}, {"streaming_heads": [[True, False]]},

@@ -239,15 +239,6 @@ def test_layers_that_are_more_than_are_attended():
     attend()
 
 
-def test_models_with_attention_of_their_own():
-    """BLOOM's does not ask for an implementation by name: its keys are never attended by Tandem, whoever makes the cache."""
-    config = transformers.BloomConfig(vocab_size=97, hidden_size=128, n_layer=3, n_head=2)
-    model = transformers.BloomForCausalLM._from_config(config, attn_implementation="tandem").eval()
-    for past in (new_cache(), None):
-        with torch.no_grad(), pytest.raises(tandem.UnsupportedError, match="layer 0 were not attended by Tandem, though Bloom.*ALiBi"):
-            call(model, past)
-
-
 def test_layers_that_are_not_alike():
     """A factor of its own for each layer is said by layers=."""
     changes = {"scale_attn_by_inverse_layer_idx": True}

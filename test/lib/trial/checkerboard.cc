@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// A pattern that was made to see what a pattern takes: blocks of 128 queries and 128 keys like the fields of a chessboard.
-// This file is all of it, and one line of pattern_table.cc.
+// A pattern that shows the work of adding a pattern: blocks of 128 queries and 128 keys like the fields of a chessboard. It
+// consists of this file and one line of pattern_table.cc.
 #include "lib/patterns/pattern.h"
 
 namespace tandem {

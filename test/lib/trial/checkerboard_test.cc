@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// A head pattern that the library has not got, added as anyone would add one: a file, and a line in a table.
+// Adds a head pattern that the library lacks, as a contributor would: a file, and a line in a table.
 #include <cmath>
 #include <random>
 #include <vector>
@@ -38,7 +38,7 @@ bool is_seen(int64_t query, int64_t key) {
   return key <= query && (of_key == field || (field - of_key) % 2 == 0);
 }
 
-// The largest distance of a query head's outputs from attention in double precision.
+// Returns the largest difference of a query head's outputs from attention in double precision.
 double distance(const Rows& q, const Rows& k, const Rows& v, const Rows& o, int32_t head) {
   const int32_t kv_head = head / (kQHeads / kKvHeads);
   double most = 0.0;

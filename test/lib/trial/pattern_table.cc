@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// lib/patterns/pattern_table.cc with one line more.
+// lib/patterns/pattern_table.cc with one more line.
 #include "lib/patterns/pattern.h"
 
 namespace tandem {

@@ -14,7 +14,7 @@ import torch
 from transformers.masking_utils import causal_mask_function
 
 from .._errors import UnsupportedError, invalid
-from ._layers import refuse_layers, unsupported
+from ._layers import refuse_layers, text_config, unsupported
 from ._stateless import attend_without_cache
 from ._untraced import untraced
 
@@ -22,12 +22,34 @@ if TYPE_CHECKING:
     from ._cache import TandemCache
 
 _NOTE = "_tandem_update"
-_latest = threading.local()  # .update: the thread's last note, until attended; .without_cache: begin_pass()'s argument
 # Attributes of GPT-2's layers that change the factor of the logits. Old Transformers does not pass that factor.
 _FACTORS = {"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False}
 # Arguments that models pass on to attention functions and that do not change the result.
 _HARMLESS = {"position_ids", "use_cache", "cache_position", "position_embeddings", "output_hidden_states", "output_router_logits",
-             "return_dict", "logits_to_keep", "num_items_in_batch", "past_key_values", "past_key_value", "cache", "target_dtype"}
+             "return_dict", "logits_to_keep", "num_items_in_batch", "past_key_values", "past_key_value", "cache", "target_dtype",
+             "assistant_model", "assistant_tokenizer"}  # the last two of generate() with beams, which takes no notice of them
+
+
+class _Thread(threading.local):
+    """The state of a thread's passes.
+
+    Attributes
+    ----------
+    update : Update or None
+        The last note, until it is attended.
+    without_cache : bool
+        The caller of the pass wants no cache, so that keys come without a note.
+    n_attended : int
+        Calls of :func:`tandem_attention` so far.
+    """
+
+    def __init__(self) -> None:
+        self.update: Update | None = None
+        self.without_cache = False
+        self.n_attended = 0
+
+
+_thread = _Thread()
 
 
 @dataclass(frozen=True)
@@ -43,18 +65,22 @@ class Update:
 def note(update: Update) -> None:
     """Leaves the note for the attention function."""
     setattr(update.key, _NOTE, update)
-    _latest.update = update
+    _thread.update = update
 
 
 def begin_pass(without_cache: bool) -> None:
     """Called before a model's forward pass. without_cache: the caller wants no cache, so keys come without a note."""
-    _latest.without_cache = without_cache
+    _thread.without_cache = without_cache
+
+
+def n_attended() -> int:
+    """Returns this thread's number of calls of :func:`tandem_attention` so far."""
+    return _thread.n_attended
 
 
 def _noted(module: Any, key: torch.Tensor, value: torch.Tensor) -> Update | None:
     """Returns the note of the update that made these keys and values, or None in a pass without a cache."""
-    latest: Update | None = getattr(_latest, "update", None)
-    _latest.update = None
+    latest, _thread.update = _thread.update, None
     update: Update | None = getattr(key, _NOTE, None)
     if update is not None:
         delattr(key, _NOTE)
@@ -67,7 +93,7 @@ def _noted(module: Any, key: torch.Tensor, value: torch.Tensor) -> Update | None
         delattr(latest.key, _NOTE)
         latest.cache._pending = None
         return latest
-    if getattr(_latest, "without_cache", False):
+    if _thread.without_cache:
         return None
     raise unsupported("past_key_values", "is not a TandemCache, or the model changes keys after the cache's update() in a way that "
                       "is not known here: attn_implementation='tandem' needs past_key_values=tandem.transformers.TandemCache(...), "
@@ -88,14 +114,19 @@ class Call:
     sinks: torch.Tensor | None
 
 
+def _refuse_not_causal(module: Any, is_causal: bool | None) -> None:
+    if is_causal is False or (is_causal is None and getattr(module, "is_causal", True) is False):
+        raise unsupported("is_causal", "= False: queries see keys up to their own token. Where this is the encoder of images or sound of "
+                          "a model, its decoder can ask alone: attn_implementation={'text_config': 'tandem'}")
+
+
 def _refuse(module: Any, tensors: tuple[torch.Tensor | None, ...], dropout: float, is_causal: bool | None,
             others: dict[str, Any]) -> None:
     if dropout:
         raise unsupported("dropout", f"= {dropout}: attention weights are not dropped; use model.eval()")
     if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):
         raise unsupported("requires_grad", "of query, key, value or sinks: Tandem has no backward pass; use torch.no_grad()")
-    if is_causal is False or (is_causal is None and getattr(module, "is_causal", True) is False):
-        raise unsupported("is_causal", "= False: queries see keys up to their own token")
+    _refuse_not_causal(module, is_causal)
     if others.pop("output_attentions", None):
         raise unsupported("output_attentions", "= True: attention weights are never formed as a whole")
     for name, value in others.items():
@@ -147,6 +178,8 @@ def tandem_attention(module: Any, query: torch.Tensor, key: torch.Tensor, value:
     TandemError
         As :meth:`tandem.Session.attend`.
     """
+    if not hasattr(key, _NOTE):
+        _refuse_not_causal(module, is_causal)  # the reason why an encoder has no cache
     update = _noted(module, key, value)
     if update is not None and getattr(module, "layer_idx", update.layer_idx) != update.layer_idx:
         raise unsupported("layer_idx", f"= {module.layer_idx} attends keys of layer {update.layer_idx}")
@@ -157,8 +190,10 @@ def tandem_attention(module: Any, query: torch.Tensor, key: torch.Tensor, value:
     call = Call(query, key, value, attention_mask, query.shape[-1] ** -0.5 if scaling is None else float(scaling),
                 int(sliding_window or 0), float(softcap or 0), s_aux)
     if update is None:
-        return attend_without_cache(call), None
-    output: torch.Tensor = update.cache._attend(update.layer_idx, getattr(module, "config", None), call)
+        output = attend_without_cache(call)
+    else:
+        output = update.cache._attend(update.layer_idx, getattr(module, "config", None), call)
+    _thread.n_attended += 1
     return output, None
 
 
@@ -204,6 +239,8 @@ def tandem_mask(batch_size: int, q_length: int | None = None, kv_length: int = 0
         raise unsupported("mask_function", f"is over keys {kv_offset} to {kv_offset + kv_length} for queries {q_offset} to "
                           f"{q_offset + q_length}: queries are the last tokens, so a cache that has room for more (a static one) "
                           "is none for attn_implementation='tandem': pass a TandemCache, or none")
+    if local_size == 0 and "sliding_attention" not in (getattr(text_config(config), "layer_types", None) or ()):
+        return attention_mask  # Transformers makes this mask for Qwen2-MoE, and no layer takes it
     if mask_function is not causal_mask_function and not _is_causal(mask_function, batch_size, q_length, q_offset, local_size):
         raise unsupported("mask_function", "is not causal: bidirectional, chunked or packed, or of blocks that see each other")
     return attention_mask

@@ -107,6 +107,7 @@ class TandemCache(Readable):
         self._pending: int | None = None  # the layer whose update has not been attended yet
         self._stored: CacheOptions = {}  # storage options of the cache
         self._model_name: str | None = None  # model of the running pass, if loaded with attention "tandem"
+        self._has_passed = False  # a pass of such a model is complete, and the model has not returned yet
 
     # ---- a forward pass ----
 
@@ -180,6 +181,8 @@ class TandemCache(Readable):
         self._settle()
         self._make(config, call)
         assert self.cache is not None and self.session is not None
+        if self._has_passed:
+            raise unsupported("layers", "are attended again before the model returns: a cache holds the keys of one round")
         n_layers = getattr(config, "num_hidden_layers", len(self))
         if n_layers != len(self):  # else a pass would never be complete, and the next would roll it back
             raise invalid("layers", f"are {len(self)} in the cache, the model has {n_layers}")
@@ -213,13 +216,25 @@ class TandemCache(Readable):
                 owner._pending = None
         self._changes.settle()
 
+    def _take_back(self) -> int | None:
+        """Takes back what a pass that has ended left unfinished; returns its first layer that was not attended, or None."""
+        self._has_passed = False
+        if self.closed:
+            return None
+        under_way = self._changes.under_way
+        unfinished = under_way.n_done if isinstance(under_way, Pass) and under_way.owner is self else None
+        if unfinished is not None:
+            self._settle()
+        self._pending = None
+        return unfinished
+
     def _commit(self, done: Pass) -> None:
         done.step.__exit__(None, None, None)
         lengths = self._held.lengths or [0] * len(done.sequences)
         self._held = Held(done.sequences, [length + n for length, n in zip(lengths, done.rows.q_lens, strict=True)],
                           self._held.columns + done.n_columns, done.rows.mask)
         self._changes.under_way = None
-        self._model_name = None
+        self._has_passed, self._model_name = self._model_name is not None, None
 
     def _check_layer(self, layer_idx: int, call: Call) -> None:
         """Checks a layer's geometry, which was taken from the configuration and the first layer's call."""

@@ -7,6 +7,7 @@ import torch
 from .._engine import Engine
 
 _engines: dict[str | None, Engine] = {}
+_asked: list[Engine] = []
 _lock = threading.Lock()
 
 
@@ -20,6 +21,14 @@ def shared_engine(backend: str | None) -> Engine:
         if backend not in _engines or _engines[backend].closed:
             _engines[backend] = Engine(backend=backend, spin_ns=0 if backend is None else -1)
         return _engines[backend]
+
+
+def asked_engine() -> Engine:
+    """The engine that is asked whether options are in range, where the caller has given none. Made once, as that takes 2 ms."""
+    with _lock:
+        if not _asked:
+            _asked.append(Engine(n_threads=1, spin_ns=0))
+        return _asked[0]
 
 
 def stream_of(tensor: torch.Tensor) -> int | None:

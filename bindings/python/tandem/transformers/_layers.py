@@ -52,7 +52,8 @@ def layers_of(config: Any, call: "Call") -> list[Layer]:
     if kinds is None:
         windows = [call.sliding_window_tokens] * config.num_hidden_layers
     else:
-        windows = [config.sliding_window or 0 if kind == _SLIDING else 0 for kind in kinds]
+        # Early exit runs the first layers alone: it lowers num_hidden_layers and leaves the list as it is.
+        windows = [config.sliding_window or 0 if kind == _SLIDING else 0 for kind in kinds[:config.num_hidden_layers]]
     return [Layer(n_q_heads=call.query.shape[1], n_kv_heads=call.key.shape[1], k_head_dim=call.key.shape[3],
                   v_head_dim=call.value.shape[3], sm_scale=call.sm_scale, soft_cap=call.soft_cap, sliding_window_tokens=window)
             for window in windows]

@@ -12,6 +12,7 @@ from .._errors import InvalidArgumentError, NotFoundError, UnsupportedError, cal
 from .._library import lib
 from .._model import Layer
 from .._options import CacheOptions, SessionOptions, cache_struct, integer, listed, session_struct, suggestion
+from ._engines import asked_engine
 
 _OWN = ("window", "engine", "layers", "storage", "dense_layers")
 _OF_SESSIONS = tuple(name for name in SessionOptions.__annotations__ if name != "window_tokens")
@@ -46,18 +47,14 @@ def _check_ranges(engine: Engine | None, options: Mapping[str, Any]) -> None:
     if asked == {"window_tokens": -1}:
         return
     struct = session_struct(asked)
-    asker = engine or Engine(n_threads=1, spin_ns=0)  # 2 ms
     try:
-        call(lib.tandem_supports, asker._handle.pointer, None, None, ctypes.byref(struct))
+        call(lib.tandem_supports, (engine or asked_engine())._handle.pointer, None, None, ctypes.byref(struct))
     except (InvalidArgumentError, NotFoundError) as error:
         field = error.field.removeprefix("session.")
         what = error.message.removeprefix("tandem_supports: session: ").removeprefix(field).lstrip()
         raise invalid("window" if field == "window_tokens" else field, what) from None
     except UnsupportedError:  # another layer may support it
         return
-    finally:
-        if asker is not engine:
-            asker.close()
 
 
 def check_options(engine: Any, layers: Any, storage: Any, options: Mapping[str, Any], window: Any) -> None:

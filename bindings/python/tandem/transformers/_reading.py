@@ -90,7 +90,7 @@ class LayersOfCache(list[Any]):
         return f"<{len(self)} layers of a TandemCache>"
 
     def __reduce__(self) -> Any:
-        raise TypeError("layers of a TandemCache can be neither copied nor pickled")
+        raise TypeError("layers of a TandemCache can be neither copied nor pickled; the cache's save() writes a file")
 
 
 def read_states(cache: "TandemCache", layer_idx: int, of_values: bool) -> torch.Tensor:

@@ -61,7 +61,9 @@ def read_rows(before: torch.Tensor | None, n_before: int, mask: torch.Tensor | N
     n_blocks = (mask[:, 1:] & ~mask[:, :-1]).sum(1) + mask[:, :1].sum(1)
     said = torch.cat([changed[None], (n_blocks > 1).any()[None], mask[:, n_before:].reshape(-1)]).cpu()
     if said[0]:
-        raise invalid("attention_mask", f"is not that of the calls before in its first {n_before} columns")
+        raise invalid("attention_mask", f"is not that of the calls before in its first {n_before} columns: what was stored cannot be "
+                      "hidden later, nor padding shown. generate() stores the padding behind a row that ends early, so the next mask "
+                      "has 1 there; else crop() the cache, or begin with a new one")
     new = said[2:]
     q_lens = new.view(batch, n_new).sum(1).tolist()
     if bool(new.all()):
