@@ -23,11 +23,11 @@ const (
 	ErrUnsupported     Code = C.TANDEM_ERROR_UNSUPPORTED      // a valid request that this build or machine does not implement
 	ErrOutOfMemory     Code = C.TANDEM_ERROR_OUT_OF_MEMORY    // the system or the allocator refused memory
 	ErrCapacity        Code = C.TANDEM_ERROR_CAPACITY         // a cap or a declared maximum would be exceeded
-	ErrBusy            Code = C.TANDEM_ERROR_BUSY             // another session has the sequence in flight
+	ErrBusy            Code = C.TANDEM_ERROR_BUSY             // a call, a step or a save has the sequence in flight
 	ErrNotFound        Code = C.TANDEM_ERROR_NOT_FOUND        // no such sequence, policy, instruction set or backend
 	ErrCancelled       Code = C.TANDEM_ERROR_CANCELLED        // the caller asked to stop
 	ErrTimeout         Code = C.TANDEM_ERROR_TIMEOUT          // the given time has passed
-	ErrDeviceLost      Code = C.TANDEM_ERROR_DEVICE_LOST      // the device failed for good; the host store is complete
+	ErrDeviceLost      Code = C.TANDEM_ERROR_DEVICE_LOST      // the device failed for good; tokens not yet on the host are gone
 	ErrBackend         Code = C.TANDEM_ERROR_BACKEND          // a requested backend module could not be used
 	ErrIO              Code = C.TANDEM_ERROR_IO               // a file operation failed
 	ErrCorrupt         Code = C.TANDEM_ERROR_CORRUPT          // a file or a buffer is not what it claims to be

@@ -16,6 +16,24 @@ namespace {
 
 static_assert(kSpanRows == kJudgedRows);
 
+// Returns the larger number of each lane, or NaN where one of the two is NaN.
+inline Vec larger_or_nan(Vec a, Vec b) {
+  return hn::IfThenElse(hn::IsNaN(a), a, hn::IfThenElse(hn::IsNaN(b), b, hn::Max(a, b)));
+}
+
+// Sets to[i] to the larger of to[i] and from[i] - shift, or to NaN where one of the two is NaN: a chunk with a NaN is kept.
+inline void raise_or_nan(const float* from, float shift, int64_t n, float* to) {
+  const F32 d;
+  const Vec less = hn::Set(d, shift);
+  int64_t i = 0;
+  for (; i + int64_t{kLanes} <= n; i += kLanes)
+    hn::StoreU(larger_or_nan(hn::LoadU(d, to + i), hn::Sub(hn::LoadU(d, from + i), less)), d, to + i);
+  for (; i < n; ++i) {
+    const float x = from[i] - shift;
+    if (x > to[i] || x != x) to[i] = x;
+  }
+}
+
 // Sets to[i] to the larger of to[i] and from[i] - shift.
 inline void raise(const float* from, float shift, int64_t n, float* to) {
   const F32 d;
@@ -26,12 +44,12 @@ inline void raise(const float* from, float shift, int64_t n, float* to) {
   for (; i < n; ++i) to[i] = from[i] - shift > to[i] ? from[i] - shift : to[i];
 }
 
-// Sets x[i] to the larger of x[2 i] and x[2 i + 1], for n results, up to a whole vector.
+// Sets x[i] to the larger of x[2 i] and x[2 i + 1], or to NaN, for n results, up to a whole vector.
 inline void halve(float* x, int64_t n) {
   const F32 d;
   for (int64_t i = 0; i < n; i += kLanes) {
     const Vec a = hn::LoadU(d, x + 2 * i), b = hn::LoadU(d, x + 2 * i + kLanes);
-    hn::StoreU(hn::Max(hn::ConcatEven(d, b, a), hn::ConcatOdd(d, b, a)), d, x + i);
+    hn::StoreU(larger_or_nan(hn::ConcatEven(d, b, a), hn::ConcatOdd(d, b, a)), d, x + i);
   }
 }
 
@@ -39,10 +57,10 @@ inline void halve(float* x, int64_t n) {
 inline void raise_chunks(const float* logits, int64_t chunk_keys, int64_t n_chunks, float* to) {
   HWY_ALIGN float largest[kBlockKeys + 2 * kLanes];
   if (n_chunks == 0) return;
-  if (chunk_keys == 1) return raise(logits, 0.0f, n_chunks, to);
+  if (chunk_keys == 1) return raise_or_nan(logits, 0.0f, n_chunks, to);
   memcpy(largest, logits, static_cast<size_t>(n_chunks * chunk_keys) * sizeof(float));
   for (int64_t len = chunk_keys / 2; len > 0; len /= 2) halve(largest, n_chunks * len);
-  raise(largest, 0.0f, n_chunks, to);
+  raise_or_nan(largest, 0.0f, n_chunks, to);
 }
 
 // The log of the sum of exponentials of each row, computed block by block.
@@ -51,7 +69,18 @@ struct RunningSum {
   float sum[kSpanRows];
 };
 
+// Returns whether one of n numbers is finite.
+inline bool has_finite(const float* x, int64_t n) {
+  for (int64_t i = 0; i < n; ++i)
+    if (x[i] - x[i] == 0.0f) return true;
+  return false;
+}
+
+// Adds a block's logits to the sums of a row. Logits that are not finite are left out: one such key would make the row's sum
+// NaN, and so the scores of all chunks.
 inline void count_logits(RunningSum& of, int64_t row, float* logits, int64_t n) {
+  for (int64_t i = 0; i < n; ++i)
+    if (!(logits[i] - logits[i] == 0.0f)) logits[i] = -HUGE_VALF;
   const Layer plain;  // logits are judged before the soft cap
   const float most = finish_logits(plain, {nullptr, 1.0f}, logits, n);
   if (!(most > -HUGE_VALF)) return;
@@ -91,6 +120,7 @@ inline void judge_rows(const ChunkJob& job, int32_t row_begin, int32_t row_end, 
     const int64_t first = at / job.chunk_keys, n_chunks = n_left > 0 ? n_left / job.chunk_keys : 0;
     for (int64_t r = 0; r < row_end - row_begin; ++r) {
       float* const logits = s.logits + r * kBlockKeys;
+      if (!has_finite(logits, stream.n)) continue;  // a query with NaN chooses nothing
       float* const to = job.normalises ? job.row_largest + r * job.n_chunks : job.largest;
       raise_chunks(logits, job.chunk_keys, n_chunks, to + first);
       if (job.normalises) count_logits(sums, r, logits, stream.n);
@@ -102,9 +132,10 @@ inline void judge_rows(const ChunkJob& job, int32_t row_begin, int32_t row_end, 
       job.row_sums[2 * r + 1] = sums.sum[r];
       continue;
     }
+    if (!(sums.sum[r] > 0.0f)) continue;
     const float shift = sums.largest[r] + logf(sums.sum[r]);
     const float* const from = job.row_largest + r * job.n_chunks;
-    raise(from, shift, job.n_chunks, job.largest);
+    raise_or_nan(from, shift, job.n_chunks, job.largest);
   }
 }
 

@@ -168,9 +168,10 @@ struct ExactKeys {
   }
 };
 
-// Adds a logit of a row to its largest logit and its sum of exponentials relative to that.
+// Adds a logit of a row to its largest logit and its sum of exponentials relative to that. Leaves out logits that are not
+// finite: one such key would make the row's sum NaN, and so the scores of all chunks.
 __device__ inline void add_logit(float_pair& to, float logit) {
-  if (logit == -INFINITY) return;
+  if (!(fabsf(logit) < INFINITY)) return;
   if (logit > to.most) {
     to.sum = to.sum * expf(to.most - logit) + 1.0f;
     to.most = logit;

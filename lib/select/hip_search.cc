@@ -6,7 +6,6 @@
 #include <bit>
 #include <cmath>
 
-#include "lib/call/named_keys.h"
 #include "lib/select/row_sums.h"
 #include "lib/store/cache_rows.h"
 
@@ -282,11 +281,13 @@ void HipSearch::judge_exact(const Piece& piece, Scratch& scratch, int32_t worker
 void HipSearch::pool_rows(const JudgedHead& head) {
   const std::span pieces = std::span(pieces_).subspan(static_cast<size_t>(head.first), static_cast<size_t>(head.n));
   const int64_t n_rows = rows_of(blocks_[static_cast<size_t>(pieces[0].block)]);
+  for (const Piece& piece : pieces) std::fill_n(scores_of(piece), piece.end - piece.begin, -INFINITY);
   for (int64_t r = 0; r < n_rows; ++r) {
     const float shift = log_sum({row_sums_.data() + pieces[0].sums_at + 2 * r, head.n, 2 * n_rows});
+    if (shift == -INFINITY) continue;  // no logit of the row is finite: a query with NaN chooses nothing
     for (const Piece& piece : pieces) {
       const int64_t n = piece.end - piece.begin;
-      raise_scores({row_scores_.data() + piece.rows_at + r * n, static_cast<size_t>(n)}, shift, r == 0, scores_of(piece));
+      raise_scores({row_scores_.data() + piece.rows_at + r * n, static_cast<size_t>(n)}, shift, scores_of(piece));
     }
   }
 }

@@ -17,11 +17,10 @@ float log_sum(const RowParts& parts) {
   return largest + static_cast<float>(std::log(sum));
 }
 
-void raise_scores(std::span<const float> logits, float shift, bool is_first, float* to) {
-  if (is_first) std::fill_n(to, logits.size(), -INFINITY);
+void raise_scores(std::span<const float> logits, float shift, float* to) {
   for (size_t i = 0; i < logits.size(); ++i) {
     const float score = logits[i] - shift;
-    to[i] = score > to[i] ? score : to[i];
+    if (score > to[i] || std::isnan(score)) to[i] = score;
   }
 }
 

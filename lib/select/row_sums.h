@@ -16,7 +16,7 @@ struct RowParts {
 // Returns the log of the sum of exp(logit) over all parts, -inf where there are no keys.
 float log_sum(const RowParts& parts);
 
-// Sets to[i] = logits[i] - shift for the first row, and raises to[i] to logits[i] - shift for later rows.
-void raise_scores(std::span<const float> logits, float shift, bool is_first, float* to);
+// Raises to[i] to logits[i] - shift, or sets it to NaN where one of the two is NaN.
+void raise_scores(std::span<const float> logits, float shift, float* to);
 
 }  // namespace tandem

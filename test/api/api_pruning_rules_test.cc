@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 // The rules of pruning.h one by one: the end of the candidates, the chunks that a stage keeps, the calls in which it runs,
 // the start of windows, and refused records.
+#include <limits>
+
 #include "pruned_world.h"
 
 using namespace tandem_test;
@@ -100,6 +102,21 @@ void keeps_the_best_and_the_lower(void**) {
     wanted.resize(16);
     assert_true(equal.between(32, 64) == wanted);
   }
+}
+
+// A key whose logit is not finite is kept with its chunk, and the others are judged as without it.
+void a_bad_number_hides_no_other_key(void**) {
+  for (const int32_t judge : {kBounds, kExact})
+    for (const float bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
+      const Pruned pruned(32, 64, {stage_of(judge, 8, 24)});
+      Planted planted(pruned);
+      planted.append(3000, {{123, 3.0f}, {1404, bad}, {2009, 2.0f}}, false);
+      planted.append(1);
+      std::vector<int64_t> wanted;
+      for (const int64_t chunk : {120, 1400, 2008})
+        for (int64_t t = 0; t < 8; ++t) wanted.push_back(chunk + t);
+      assert_true(planted.between(32, 64) == wanted);
+    }
 }
 
 // Each chunk brings the chunk after it, only once if both have high scores, and none after the last candidate.
@@ -316,6 +333,7 @@ int main() {
       cmocka_unit_test(forgets_no_key),
       cmocka_unit_test(looks_up_to_the_window),
       cmocka_unit_test(keeps_the_best_and_the_lower),
+      cmocka_unit_test(a_bad_number_hides_no_other_key),
       cmocka_unit_test(plus_next_takes_the_chunk_behind),
       cmocka_unit_test(bounds_are_rounded_outward),
       cmocka_unit_test(runs_when_it_is_due),

@@ -66,7 +66,7 @@ class CapacityError(TandemError):
 
 
 class BusyError(TandemError):
-    """Another session has the sequence in flight."""
+    """A call, a step or a save has the sequence in flight."""
 
 
 class NotFoundError(TandemError, LookupError):
@@ -82,7 +82,7 @@ class TimeoutError(TandemError, builtins.TimeoutError):
 
 
 class DeviceLostError(TandemError):
-    """The device failed for good; the host store is complete."""
+    """The device failed for good; tokens that were not yet on the host are gone."""
 
 
 class BackendError(TandemError):

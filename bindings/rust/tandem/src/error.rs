@@ -44,7 +44,7 @@ statuses! {
     OutOfMemory = TANDEM_ERROR_OUT_OF_MEMORY,
     /// A cap or a declared maximum would be exceeded.
     Capacity = TANDEM_ERROR_CAPACITY,
-    /// Another session has the sequence in flight.
+    /// A call, a step or a save has the sequence in flight.
     Busy = TANDEM_ERROR_BUSY,
     /// No such sequence, policy, instruction set or backend.
     NotFound = TANDEM_ERROR_NOT_FOUND,
@@ -52,7 +52,7 @@ statuses! {
     Cancelled = TANDEM_ERROR_CANCELLED,
     /// The given time has passed.
     Timeout = TANDEM_ERROR_TIMEOUT,
-    /// The device failed for good; the host store is complete.
+    /// The device failed for good; tokens that were not yet on the host are gone.
     DeviceLost = TANDEM_ERROR_DEVICE_LOST,
     /// A requested backend module could not be used.
     Backend = TANDEM_ERROR_BACKEND,
