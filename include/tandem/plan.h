@@ -242,7 +242,9 @@ TANDEM_API int32_t tandem_session_pattern_pairs(int64_t *pairs, int64_t *dense_p
  * After some calls the result is what the sequence's last query attended, until the next call of
  * the layer or a change of the sequence: after a call that has named its keys (selection.h), and
  * after an append under "patterns", for the query head. So it is under "hip" on device tensors
- * after decode calls and planned steps: it waits for the call's search and copies its lists.
+ * after decode calls and planned steps: it waits for the call's search and copies its lists. Under
+ * "hip" on host tensors it tells all keys while a sequence has no lists: after a fork, a
+ * truncation, a removal or tandem_sequence_append(), until the next call of the layer.
  *
  * Errors: BUSY (the sequence is part of an open planned step), UNSUPPORTED (sequence: the device
  * pruned its last query in an append, in a call without k, or before a fork; these lists are not

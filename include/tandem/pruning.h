@@ -20,7 +20,7 @@
  *
  * In decode calls the sequence keeps the stages' lists. A stage runs again when refresh_interval
  * tokens have come since its last run, or when a stage before it runs. After an append, a
- * truncation or a removal all stages run. Stages also look at chunks inside the window, up to the
+ * truncation or a removal all stages run. A commit counts as so many decode calls. Stages also look at chunks inside the window, up to the
  * longest refresh_interval - 1 tokens deep, so that no key is forgotten between two runs.
  *
  * For calls on device tensors the device searches. It needs all keys of the sequences:
@@ -54,11 +54,13 @@ extern "C" {
 typedef struct tandem_pruning_stage {
   uint32_t struct_size;
   int32_t judge;            /* TANDEM_JUDGE_* */
-  int32_t query_block;      /* queries of an append that share a list: a power of two up to 64;
-                             * 0: 64. Not more than in the stage before */
+  int32_t query_block;      /* queries of an append, or of a guess, that share a list: a power of
+                             * two up to 64; 0: 64. Not more than in any stage before that applies
+                             * at the same lengths */
   int32_t plus_next;        /* 1: only in the last stage: half of keep_tokens is kept by score, and
                              * after each such chunk the next chunk */
-  int64_t chunk_tokens;     /* a power of two up to 256, and not more than in the stage before */
+  int64_t chunk_tokens;     /* a power of two up to 256, and not more than in any stage before that
+                             * applies at the same lengths */
   int64_t keep_tokens;      /* a multiple of chunk_tokens; with plus_next a multiple of twice
                              * chunk_tokens */
   int64_t refresh_interval; /* tokens between two runs in decode calls; 0: 1, the stage runs in
@@ -77,7 +79,8 @@ typedef struct tandem_pruning_record {
   int64_t sink_tokens;           /* first tokens, always attended: a multiple of the largest
                                   * chunk_tokens; -1: 64 */
   int64_t window_tokens;         /* newest tokens, always attended: at least twice the largest
-                                  * chunk_tokens plus the longest refresh_interval - 1; -1: 1024 */
+                                  * chunk_tokens plus the longest refresh_interval - 1, in records
+                                  * of appends too; -1: 1024 */
   const tandem_pruning_stage *stages; /* [n_stages], each with its own struct_size (all equal) */
   int64_t n_stages;              /* 1 to 8 */
 } tandem_pruning_record;

@@ -554,8 +554,8 @@ TANDEM_API int32_t tandem_attend(tandem_session *session, const tandem_attend_ar
 
 /* Ends speculation in one sequence, in every layer: the speculative tokens at kept_idx [n_kept]
  * stay, in this order, and the others go. Index 0 is the first speculative token. Indices ascend
- * and are a chain in the tree: the first one is a child of the last committed token. MAW and
- * selections become what appending only these tokens would have given. n_kept = 0 drops all.
+ * and are a chain in the tree: the first one is a child of the last committed token. Under "hgca"
+ * MAW and selections become what appending only these tokens would have given. n_kept = 0 drops all.
  * Errors: INVALID_STATE (nothing speculative, or layers uneven), INVALID_ARGUMENT (not a chain). */
 TANDEM_API int32_t tandem_session_commit(tandem_session *session, int64_t sequence,
                                          const int64_t *kept_idx, int64_t n_kept,

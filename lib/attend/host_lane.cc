@@ -176,9 +176,10 @@ Status HostLane::start(Call& call, bool*) {
     return fail(TANDEM_ERROR_INVALID_STATE, "q.device_type", "q is in host memory, and the open step was begun on a stream");
   TANDEM_TRY(check_named_layer(call));
   if (call.facts.policy.names_keys() && call.args.parent_idx != nullptr)
-    return fail(TANDEM_ERROR_UNSUPPORTED, "parent_idx",
-                "parent_idx in layer %d, which has policy \"%s\": a block of its queries is a chain of tokens",
-                call.args.layer_idx, call.facts.policy.name);
+    return fail(
+        TANDEM_ERROR_UNSUPPORTED, "parent_idx",
+        "parent_idx in layer %d, which has policy \"%s\": its queries are a chain of tokens, for which parent_idx is NULL",
+        call.args.layer_idx, call.facts.policy.name);
   return call.args.watch.check();
 }
 

@@ -83,7 +83,7 @@ Status check_stages(const PruningRecord& record, const std::string& name) {
   if (record.window_len < least)
     return fail(
         TANDEM_ERROR_INVALID_ARGUMENT, (name + ".window_tokens").c_str(),
-        "%s.window_tokens = %lld is less than %lld: twice the largest chunk_tokens and the longest refresh_interval - 1",
+        "%s.window_tokens = %lld is less than %lld: twice the largest chunk_tokens plus the longest refresh_interval - 1",
         name.c_str(), static_cast<long long>(record.window_len), static_cast<long long>(least));
   return {};
 }

@@ -77,18 +77,21 @@ Status HipState::copy_from(const SelectState& other) {
 // The saved lists have the chunks and stages of this record.
 Status HipState::visit_record(StateVisitor& visitor) const {
   const PruningRecord& record = hip_.pruning().decode;
+  const std::string decode = element_name("pruning.decode", hip_.layer_idx());  // the layer's
   TANDEM_TRY(visitor.same("pruning.shared_lists", hip_.shares_lists() ? 1 : 0));
-  TANDEM_TRY(visitor.same("pruning.decode[i].sink_tokens", record.sink_len));
-  TANDEM_TRY(visitor.same("pruning.decode[i].window_tokens", record.window_len));
-  TANDEM_TRY(visitor.same("pruning.decode[i].n_stages", std::ssize(record.stages)));
-  for (const PruningStage& stage : record.stages) {
-    TANDEM_TRY(visitor.same("pruning.decode[i].stages[j].judge", static_cast<int64_t>(stage.judge)));
-    TANDEM_TRY(visitor.same("pruning.decode[i].stages[j].plus_next", stage.plus_next ? 1 : 0));
-    TANDEM_TRY(visitor.same("pruning.decode[i].stages[j].chunk_tokens", stage.chunk_len));
-    TANDEM_TRY(visitor.same("pruning.decode[i].stages[j].keep_tokens", stage.keep_len));
-    TANDEM_TRY(visitor.same("pruning.decode[i].stages[j].refresh_interval", stage.interval));
-    TANDEM_TRY(visitor.same("pruning.decode[i].stages[j].from_tokens", stage.from_len));
-    TANDEM_TRY(visitor.same("pruning.decode[i].stages[j].to_tokens", stage.to_len));
+  TANDEM_TRY(visitor.same((decode + ".sink_tokens").c_str(), record.sink_len));
+  TANDEM_TRY(visitor.same((decode + ".window_tokens").c_str(), record.window_len));
+  TANDEM_TRY(visitor.same((decode + ".n_stages").c_str(), std::ssize(record.stages)));
+  for (size_t j = 0; j < record.stages.size(); ++j) {
+    const PruningStage& stage = record.stages[j];
+    const std::string name = element_name((decode + ".stages").c_str(), static_cast<int64_t>(j));
+    TANDEM_TRY(visitor.same((name + ".judge").c_str(), static_cast<int64_t>(stage.judge)));
+    TANDEM_TRY(visitor.same((name + ".plus_next").c_str(), stage.plus_next ? 1 : 0));
+    TANDEM_TRY(visitor.same((name + ".chunk_tokens").c_str(), stage.chunk_len));
+    TANDEM_TRY(visitor.same((name + ".keep_tokens").c_str(), stage.keep_len));
+    TANDEM_TRY(visitor.same((name + ".refresh_interval").c_str(), stage.interval));
+    TANDEM_TRY(visitor.same((name + ".from_tokens").c_str(), stage.from_len));
+    TANDEM_TRY(visitor.same((name + ".to_tokens").c_str(), stage.to_len));
   }
   return {};
 }

@@ -43,6 +43,18 @@ void split_chunks(const ChunkList& whole, int64_t whole_len, int64_t chunk_len, 
       parts->push_back(static_cast<int32_t>(part));
 }
 
+// Returns the most chunks that an active stage judges for a query behind n_tokens tokens. A later stage may judge more
+// chunks than the first one, because its chunks are shorter.
+int64_t most_candidates(const PruningRecord& record, const StagePlaces& places, int64_t n_tokens) {
+  int64_t most = 1;
+  for (size_t i = 0; i < places.size(); ++i) {
+    const PruningStage& stage = record.stages[places[i]];
+    most = std::max(most, n_tokens / stage.chunk_len + 1);
+    n_tokens = std::min(n_tokens, stage.keep_len);
+  }
+  return most;
+}
+
 }  // namespace
 
 StagePlaces::StagePlaces(const PruningRecord& record, int64_t n_seen) {
@@ -490,7 +502,7 @@ Status HipSearch::search(const SearchedCall& call, const Watch& watch, BlockList
     const StagePlaces places(record, call.p0(query) + 1);
     const bool has_stage = places.size() > 0;
     const int64_t block = has_stage ? record.stages[places[0]].query_block : kMostQueryBlock;
-    const int64_t n_chunks = has_stage ? (call.first_query + query) / record.stages[places[0]].chunk_len + 1 : 1;
+    const int64_t n_chunks = most_candidates(record, places, call.first_query + query);
     const int64_t n_most = std::max<int64_t>(1, kMostScores / (n_chunks * call.layer->n_kv_heads)) * block;
     const int64_t most = query + std::min(kBatchQueries, n_most);
     int64_t end = query;
