@@ -109,7 +109,7 @@ def page(cpu, record):
         "## Head dims", "", "K and V alike.", "",
         *table(["", *map(str, DIMS)], [[k, *(cell(cpu, gpu, f"{k}, {dim} dims") for dim in DIMS)] for k in TYPES]),
         "## Layers and policies", "", "K and V in bf16, 8 query heads, a model of one layer. In a model whose other layers follow `patterns` a layer with a sliding",
-        "window attends all of it. `hip` takes MLA with stages of its own, without bounds of keys; its presets have some. On device tensors",
+        "window attends all of it. `hip` takes MLA by stages without bounds of keys: the paper's presets have none, its default preset `small` has. On device tensors",
         "RoPE by the library takes 64, 96, 128 and 256 dims, and V in f32, f16, bf16 or q8_0. A layer may have several of these",
         "features: `tandem_supports()` answers for the combination.", "",
         *table(["", "a layer", *POLICIES], [[name, cell(cpu, gpu, name), *(cell(cpu, gpu, f"{name}, {policy}") for policy in POLICIES)]
