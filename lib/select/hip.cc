@@ -233,9 +233,9 @@ void HipState::committed(const SequenceCall& call, bool) {
     return;
   }
   for (ChunkBounds& of : bounds_) of.keep();
-  hip_.sums().n_refreshes += static_cast<int64_t>(n_run_);
   hip_.sums().judged_bytes += judged_bytes_;
   if (is_decode_) {
+    hip_.sums().n_refreshes += static_cast<int64_t>(n_run_);
     cached_.take(&ran_, n_stages_, n_run_);
     names_are_cached_ = true;
   } else if (appends_) {
