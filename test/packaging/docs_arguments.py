@@ -181,9 +181,12 @@ class Arguments:
         names = {file.name for file in self.files}
         yield from (f"there is no {word}" for word in rest if word.endswith(".c") and os.path.basename(word) not in names)
 
+    def check_apt(self, _, rest):
+        return []  # files of a release: deb_test installs them
+
     def check_pip(self, _, rest):
         for word in rest[1:]:
-            if not word.startswith("-") and not (self.root / word.split("[")[0] / "pyproject.toml").exists():
+            if not word.startswith("-") and not word.endswith(".whl") and not (self.root / word.split("[")[0] / "pyproject.toml").exists():
                 yield f"there is no Python package in {word}"
 
     def check_cargo(self, _, rest):
