@@ -25,9 +25,9 @@ struct TileQueries {
   int32_t table_len = 0, page_len = 0;
 };
 
-// One thread uses a TileMaker. Several list heads (KV heads with key lists of their own) may be made at once, each by a
-// TileMaker and a thread of its own. With random units, memory bandwidth limits the speed, so threads beyond this limit gain
-// nothing.
+// One thread uses a TileMaker. Several list heads may be made at once, each by a TileMaker and a thread of its own. A list
+// head is a KV head with lists of its own, or all KV heads if they share lists. With random units, memory bandwidth limits
+// the speed, so threads beyond this limit gain nothing.
 class TileMaker {
  public:
   void begin(const TileQueries& queries);  // may throw bad_alloc

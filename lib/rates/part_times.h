@@ -56,7 +56,7 @@ class PartTimes {
 
   std::map<std::pair<int32_t, int64_t>, double> ahead_;  // by layer and power of two of queries
   bool has_last_ = false;
-  double last_free_ = 0.0;     // end of the last part: the bus had brought its keys by then
+  double last_free_ = 0.0;     // latest time at which the bus could end without lengthening the last part
   bool has_streamed_ = false;  // true: the members below describe the last part that streamed
   double last_streamed_ = 0.0;
   double last_arrived_ = 0.0, before_arrived_ = 0.0;  // when queries arrived: of the last piece, of the one before

@@ -40,8 +40,8 @@ class Search {
   Search(std::span<const PlanGroup> groups, const PlanRates& rates)
       : groups_(groups), rates_(rates), n_keys_(static_cast<double>(n_keys_of(groups))) {}
 
-  // A processor without keys has no start-up time. This happens only if no keys move or all keys move. Both are ends of a
-  // stretch, which are tried, and predict_routes() leaves the start-up time out.
+  // CPU, bus or device without keys has no start-up time. This happens only if no keys move or all keys move. Both are ends
+  // of a stretch, which are tried, and predict_routes() leaves the start-up time out.
   RoutePlan best() {
     double begin = 0.0, work = 0.0;
     for (const PlanGroup& group : groups_) work += static_cast<double>(group.n_keys) * group.host_ns;

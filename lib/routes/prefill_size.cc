@@ -244,7 +244,8 @@ int64_t whole_layer_bytes(const WindowGeometry::LayerPlanes& planes, int64_t n_t
 
 // Sizes by the longest append, and among equally long ones by the one with the most keys.
 Status size_long(const SizeTerms& terms, const CallShape& shape, bool streams, PrefillSize* size) {
-  constexpr int64_t kFewRows = 64;  // query rows; up to this many, only kernels that add states may round weights
+  // Query rows. Up to this many, only kernels that add states may round weights. So an append with no more is not long.
+  constexpr int64_t kFewRows = 64;
   const auto is_shorter = [](const SequenceShape& a, const SequenceShape& b) {
     return std::pair(a.q_len, a.length) < std::pair(b.q_len, b.length);
   };

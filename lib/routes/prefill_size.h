@@ -83,8 +83,8 @@ Status size_prefill(const Layer& layer, const PrefillTerms& terms, int64_t n_que
                     PrefillSize* size);
 
 PrefillTerms prefill_terms(const SizeTerms& terms, size_t layer_idx);
-// Sizes the long appends of a call; size->n_tokens is 0 if it has none. streams: its keys outside the window may cross the
-// bus. Otherwise long chunks are those whose queries see no such keys. Sizes do not check whether there are such keys, as
+// Sizes the long appends of a call; size->n_tokens is 0 if it has none. streams: keys outside the window may cross the bus.
+// If false, chunks are long only where their queries see no such keys. Sizes do not check whether there are such keys, as
 // the appends of a memory plan may begin anywhere in a sequence.
 Status size_long(const SizeTerms& terms, const CallShape& shape, bool streams, PrefillSize* size);
 

@@ -104,7 +104,8 @@ Status RecomputeRoute::try_out(Cache& cache, DeviceSession* session, size_t laye
     DeviceProjection with_weights = *projection;
     WeightsInUse weights(nullptr);
     TANDEM_TRY(weights_->use(layer_idx, &weights, &with_weights));
-    TANDEM_TRY(call_device(device_, &DeviceTable::wait, static_cast<void*>(nullptr)));  // the weights have arrived, for all streams
+    // The weights have arrived then, for all streams.
+    TANDEM_TRY(call_device(device_, &DeviceTable::wait, static_cast<void*>(nullptr)));
     TANDEM_TRY(buffers->measure(layer, layouts_[layer_idx], with_weights, &ns));
     TANDEM_TRY(weights.done());
     profile.note_rebuild_trial(layer, ns);
@@ -300,8 +301,8 @@ Status RecomputeRoute::begin(const RouteCall& call) {
   return {};
 }
 
-// Makes the weights readable that the session got after the model was made (tandem_session_use_weights). Both of the
-// buffers' lanes use them from here to close().
+// Makes the weights readable that the model does not have (tandem_session_use_weights). Both lanes of the buffers use them
+// from here to close().
 Status RecomputeRoute::open(const RouteCall& call) {
   Notes& notes = notes_of(call);
   notes.projection = *projections_[call.layer_idx];
