@@ -57,7 +57,7 @@ struct RoutePlan {
   int64_t host_keys = 0;
   int64_t moved_keys[kPlanColumns] = {};
   double host_ns = 0.0, bus_ns = 0.0, device_ns = 0.0, total_ns = 0.0;
-  double seen_ns = 0.0;  // the part of total_ns that the host can see: until the last key has crossed the bus
+  double seen_ns = 0.0;  // the share of total_ns that the host can see: until the last key has crossed the bus
 
   int64_t n_moved() const { return moved_keys[kPlanStream] + moved_keys[kPlanRecompute]; }
 };

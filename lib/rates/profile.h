@@ -50,7 +50,7 @@ struct RebuiltTimes {
   int64_t x_bytes = 0;     // 0: other keys crossed the bus or were attended by the CPU as well
   int64_t n_rows = 0;      // rows that were made
   double bus_ns = 0.0;     // from the moment when the bus was free until it had brought all
-  double late_ns = 0.0;    // the part of bus_ns after the queries arrived
+  double late_ns = 0.0;    // the share of bus_ns after the queries arrived
   double host_ns = 0.0;    // until the CPU had answered
   double total_ns = 0.0;   // until the states were merged
   bool is_steady = false;  // as in PartReading
