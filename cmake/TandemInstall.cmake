@@ -64,7 +64,8 @@ install(DIRECTORY ${examples_dir}/tutorial DESTINATION ${CMAKE_INSTALL_DOCDIR}/e
 install(FILES ${PROJECT_SOURCE_DIR}/bindings/ggml/smallest.c
         DESTINATION ${CMAKE_INSTALL_DOCDIR}/bindings/ggml COMPONENT doc)
 
-# oneDNN may be built on OpenMP. The library asks it for one thread per worker.
+# Libraries besides pthread that a static link needs if oneDNN is built on OpenMP. The library asks oneDNN for one thread per
+# worker.
 set(tandem_openmp_libs ${OpenMP_CXX_LIB_NAMES})
 list(REMOVE_ITEM tandem_openmp_libs pthread)
 

@@ -12,8 +12,8 @@
 namespace rivals {
 
 constexpr int64_t kDim = 128, kQHeads = 32, kKvHeads = 8, kGroup = kQHeads / kKvHeads;
-// Longer sequences repeat tokens, but in other memory. The pool has more tokens than an append has keys, so the masked keys
-// of an append are unlike all others.
+// Number of distinct tokens. Longer sequences repeat them, at other addresses. An append has fewer keys than this, so none
+// of its masked keys equals a key that is attended.
 constexpr int64_t kPoolTokens = 9001;
 constexpr float kScale = 0.08838834764f;
 

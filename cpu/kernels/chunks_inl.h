@@ -181,8 +181,9 @@ struct Step {
   int64_t len;  // keys that a path can still choose from
 };
 
-// Paths [i, i + n) of the head whose packed rows are q judge their current keys. Each path keeps the better key, and moves
-// half a length past that key.
+// Paths [i, i + n) of one head, whose packed rows are q, judge their current keys. In the first step, and where the current
+// key's logit exceeds that of the path's best key, the current key becomes the best key. Then the path moves to the key
+// step.len / 2 keys behind the best one.
 inline void step_paths(const Step& step, const float* q, Paths& paths, int64_t i, int64_t n, SpanScratch& s) {
   const DescentJob& job = step.job;
   const Layer& layer = *job.layer;

@@ -164,7 +164,8 @@ __device__ inline void copy_list(const DecodeCall& call, const Extent& extent, i
   piece.seen_begin = extent.seen_begin;
 }
 
-// Returns the block's piece at place `at` of the line or, with is_by_item, its only piece.
+// Returns the block's piece that begins at unit `at` of the line of all units (top of this file) or, with is_by_item, its
+// only piece.
 template <class Shape>
 __device__ inline Piece find_piece(const DecodeCall& call, const Share& share, int at) {
   Piece piece;

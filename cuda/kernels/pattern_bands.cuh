@@ -68,7 +68,8 @@ struct BandSums {
 #pragma unroll
       for (int h = 0; h < 2; ++h) add(p, h, 0.0f, 0.0f);
   }
-  // Returns the lane's part of the farthest band. Called once after each tile.
+  // Returns this lane's share of the weights in the farthest band of distances, to which no later tile adds. Called once
+  // after each tile.
   __device__ __forceinline__ float finish_band() {
     float sum = 0.0f;
 #pragma unroll

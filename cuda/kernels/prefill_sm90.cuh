@@ -117,9 +117,9 @@ __device__ inline TilePlace find_unit(const PrefillCall& call, const PrefillItem
           Shape::has_tiles(call) ? __shfl_sync(~0u, walk.place.key, lane) : kKeys * unit};
 }
 
-// Brings 64 rows of K or V, of which no query sees some, to `to` in a tile. Rows that no query sees may hold NaN and become
-// zeros. All rows have arrived when this returns. A thread copies the same piece of every 16th row in each block of 64
-// dims, so that its addresses are constants apart.
+// Copies a unit of 64 rows of K or V into a tile, to the address `to`. Some of the rows are outside [item.lo, item.hi), so
+// that no query sees them. They may hold NaN, and become zeros. All rows have arrived when this returns. A thread copies the
+// same piece of every 16th row in each block of 64 dims, so that its addresses are constants apart.
 template <class Shape>
 __device__ inline void bring_part_of_unit(const PrefillItem& item, const TilePlace& place, const std::byte* rows,
                                           uint32_t to) {

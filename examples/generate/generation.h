@@ -68,7 +68,8 @@ Failure generate_text(Runtime* runtime, Context* context, std::string_view promp
 // Scores a text in one prefill. Logits after byte i predict byte i + 1. With n bytes of context, the predictions after bytes
 // n / 2 to n - 1 are scored, so `text` has n + 1 bytes.
 Failure score_text(Runtime* runtime, Context* context, std::string_view text, Outcome* outcome);
-// Prefills the first n - n_decode bytes, then decodes n_decode bytes in single steps. Scores the bytes that follow them.
+// Prefills the first n - n_decode bytes, then decodes n_decode bytes in single steps. After each decoded byte, scores the
+// prediction of the byte that follows, so `text` has n + 1 bytes.
 Failure score_decode(Runtime* runtime, Context* context, std::string_view text, int64_t n_decode, Outcome* outcome);
 
 }  // namespace generate

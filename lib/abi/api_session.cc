@@ -60,7 +60,8 @@ Status check_kept(const int64_t* kept_idx, int64_t n_kept) {
   return {};
 }
 
-// Checks the stream. With a device, the step's tensors may be in its memory.
+// Without a device, refuses a stream other than NULL. With one, accepts any stream, because the step's tensors may be in
+// device memory.
 Status check_step_stream(const Cache& cache, const void* stream) {
   return cache.engine().device() != nullptr ? Status() : require_host_stream(stream);
 }

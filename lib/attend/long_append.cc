@@ -301,9 +301,10 @@ void LongAppend::count_named(const Call& chunk) {
   add({of.host_begin, of.host_end}, &chunk.session.sums.host_kv_bytes_read);
 }
 
-// Sets the expected time of the pieces. When the last piece has crossed the bus, which waits for free buffers, the device
-// has attended all but two. So the time tells the device's pace if pieces are many and take longer than the bus, nothing
-// else uses the bus, and other keys are few.
+// Sets the times from which the profile learns the device's pace. The bus can be only two pieces ahead of the device, as
+// there are two buffers. So when the last piece has crossed the bus, the device has attended all pieces but two, and the
+// elapsed time is the device's. This holds only if there are many pieces, the device takes longer over them than the bus,
+// nothing else uses the bus, and few keys are not streamed.
 void LongAppend::expect_pieces(const Call& chunk) const {
   constexpr double kLeastPieces = 8.0;
   constexpr int64_t kMostOthers = 20;  // at least so many streamed keys for each other key

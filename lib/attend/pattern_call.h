@@ -28,7 +28,8 @@ Status check_patterns(const SessionCore& core, const SessionLayer& layer);
 inline bool follows_patterns(const Call& chunk) { return chunk.facts.policy.follows_patterns; }
 // Returns whether the device makes the key lists of the chunk, which is then a chunk of an append.
 bool makes_lists(const Call& chunk);
-// Returns the number of parts of a chunk of an append; 0 in a decode call.
+// A part: some queries of one pattern block (kPatternBlock) in one sequence, as many as a kernel with key lists takes.
+// Returns the number of parts of an append's chunk; 0 in a decode call.
 int64_t n_pattern_parts(const Call& chunk);
 // Describes the parts, after the sequences and n_between other descriptors.
 void describe_parts(Call& chunk, const DeviceSequences& on_device, DeviceSequence* sequences, int64_t n_between = 0);

@@ -228,8 +228,8 @@ void HostPart::add_runs(const SequenceCall& call, const std::vector<TokenRun>& f
     runs_.push_back(run_of(call, views_[call_idx_of(call)], *facts_.layer, facts_.layer_idx, at, kv_head));
 }
 
-// Adds a merge of the last job's states with those of the window's job before it, where the call has both. For named keys,
-// merges them with the states of the capped keys.
+// Adds the merge for one KV head. It merges the states in call.o with those in host_o, or with those of the capped keys if
+// there are any. A call with neither has one state.
 void HostPart::add_merge(const SequenceCall& call, int32_t kv_head) {
   const Layer& layer = *facts_.layer;
   const int64_t n_rows = call.q_len * layer.group_size, first = kv_head * n_rows;

@@ -25,8 +25,9 @@ struct TileQueries {
   int32_t table_len = 0, page_len = 0;
 };
 
-// Used by one thread. Each list head may have its own maker and thread: with random units, memory bandwidth limits the
-// speed.
+// One thread uses a TileMaker. Several list heads may be made at once, each by a TileMaker and a thread of its own. A list
+// head is a KV head with lists of its own, or all KV heads if they share lists. With random units, memory bandwidth limits
+// the speed, so threads beyond this limit gain nothing.
 class TileMaker {
  public:
   void begin(const TileQueries& queries);  // may throw bad_alloc

@@ -33,7 +33,8 @@ class NamedJobs {
     int32_t n_nodes = 1;
   };
 
-  // Starts a call. `calls` must not move. Their addresses (q, o, lse; on a device q, host_o, host_lse) are set.
+  // Begins a call's batches. The caller has set the addresses in `calls` (q, o, lse; on a device q, host_o, host_lse), and
+  // does not move `calls` before note() has returned.
   void begin(const Facts& facts, std::span<const SequenceCall> calls);
   // Starts a call with the indices that a ticket's slot has brought.
   void begin_brought(Facts facts, const HostSlot& slot, std::span<const SequenceCall> calls);

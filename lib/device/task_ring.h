@@ -47,9 +47,9 @@ struct HandOverPart {
   int64_t n_made_rows = 0;    // rows of keys that the device makes from them
   bool is_rows = false;       // rows of a long append, whose queries do not come with its tickets
   double predicted_ns = 0.0;  // 0: unknown
-  // For the first rows of a long append, which arrive when its queries are there. The profile learns from the append's
-  // pieces. The span from that arrival until the last piece has crossed the bus takes fixed_ns, plus expected_ns if a tile
-  // takes tile_ns. 0: nothing to learn.
+  // begins_long: the part has the first rows of a long append, which arrive when the append's queries are there. From this
+  // moment until the append's last piece has crossed the bus, fixed_ns + expected_ns should pass, if a tile takes tile_ns.
+  // The profile corrects tile_ns by the time that passed in fact. expected_ns 0: nothing to learn.
   bool begins_long = false;
   double tile_ns = 0.0, expected_ns = 0.0, fixed_ns = 0.0;
 

@@ -58,8 +58,8 @@ constexpr const DtypeInfo& stored_dtype(int32_t dtype) {
 // Types of q, o, lse and states. K and V may have any key type.
 constexpr bool is_tensor_float(int32_t dtype) { return dtype == TANDEM_F32 || dtype == TANDEM_F16 || dtype == TANDEM_BF16; }
 
-// Hidden states are in 16 bits, or in codes with scales. A row of codes has whole groups of any type, so that each row
-// begins at a multiple of 4 bytes.
+// Hidden states are in 16 bits, or in codes with scales. If they are in codes, hidden_dim is a multiple of kHiddenUnit. Then
+// groups of every type end with the row, and each row begins at a multiple of 4 bytes.
 inline constexpr int32_t kHiddenUnit = 64;
 constexpr bool is_hidden_type(const DtypeInfo& info) {
   return info.dtype == TANDEM_F16 || info.dtype == TANDEM_BF16 || info.group > 0;

@@ -29,8 +29,8 @@ class VerticalSlash final : public PatternIndex {
     return probe;
   }
 
-  // Adds weights to the columns and bands of a piece's keys. The piece's first band is that of the first probed query and
-  // the last key.
+  // Adds each weight of the piece to its key's column and to the band of its distance (kBand neighbouring distances).
+  // own.first: the piece's nearest band, which has the distance from the first probed query to the piece's last key.
   void take(const ProbePiece& piece) override {
     const int64_t n_rows = piece.probe->n_rows();
     PieceBands& own = of_pieces_[static_cast<size_t>(piece.first / kProbePiece)];

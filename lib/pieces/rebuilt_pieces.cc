@@ -20,7 +20,7 @@ Status check_rebuilt(const Layer& layer, size_t l) {
   return fail(TANDEM_ERROR_UNSUPPORTED, "route", "route = \"recompute\": layer %zu %s", l, why);
 }
 
-// Returns the maximum number of pages of the last piece so far.
+// Returns how many pages the newest piece may have.
 int64_t most_pages(const RebuildLayout& layout, const RebuiltPieces& pieces) {
   if (pieces.planned_pages == 0) return layout.n_pages;
   const int64_t few = layout.few_pages(), left = pieces.planned_pages - pieces.pieces.back().first_page;

@@ -41,8 +41,9 @@ struct HeadKinds {
 struct SinksAndNewest {
   int64_t sink_end = 0, newest_begin = 0;
 };
-// least: where the first query's newest keys begin. On a device another processor attends the newest keys, so they exclude
-// the sinks unless they cover all keys. On the host the two ranges become one if they touch.
+// least: where the first query's newest keys begin. On a device, one processor attends the sinks and another the newest
+// keys. So the range of newest keys leaves out the sinks, unless it covers all keys. On the host, ranges that touch become
+// one: sink_end and newest_begin are then 0.
 SinksAndNewest sinks_and_newest(const PolicyOptions& options, int64_t sink_len, int64_t least, int64_t length,
                                 bool on_device);
 

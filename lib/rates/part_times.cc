@@ -16,7 +16,8 @@ std::pair<int32_t, int64_t> key_of(int32_t layer_idx, int64_t n_queries) {
 
 }  // namespace
 
-// Learns how long the bus would have had if the device had not waited for it.
+// Learns the gap before the part: the time from the request of the copies, or from last_free_ if that is later, until the
+// part's queries arrive. In this gap the bus can bring keys ahead.
 void PartTimes::note_gap(const PartMoments& part) {
   const auto [known, is_first] = ahead_.try_emplace(key_of(part.layer_idx, part.n_queries));
   const double gap = std::max(0.0, part.arrived - (has_last_ ? std::max(part.asked, last_free_) : part.asked));

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Derives from the times of a part outside the window how long CPU and bus took, and how long the bus has for the next part
-// before its queries come. Callers pass the moments, in the order of the calls. This code reads no clock.
+// Derives two times from the moments of a part, which is a chunk's work on its keys outside the window: how long CPU and bus
+// took, and how long the bus has for the next part before its queries arrive. Callers pass the moments, in the order of the
+// calls. This code reads no clock.
 //
 //   caller's stream   ... layer l | work between layers | layer l + 1: queries, window ...
 //   CPU                   part |                                    part |
@@ -17,9 +18,9 @@
 
 namespace tandem {
 
-// From the arrival of the last key on the device until it has been attended and the states are merged.
+// Time from the arrival of the last key on the device until this key has been attended and the states are merged.
 inline constexpr double kStreamEndNs = 60'000.0;
-// From the arrival of the queries until the first buffer is free whose piece was attended with them.
+// Time from the arrival of the queries until the first buffer is free, whose piece was attended with these queries.
 inline constexpr double kFreeNs = 40'000.0;
 
 // All times in ns of one clock.
@@ -37,9 +38,9 @@ struct PartMoments {
 
 // All in ns.
 struct PartReading {
-  double host = 0.0, total = 0.0;  // since the queries came: the CPU, both engines
-  double bus = 0.0;                // since the request, the end of the previous part, or a free buffer
-  double ahead = 0.0, late = 0.0;  // parts of `bus` before and after the queries came
+  double host = 0.0, total = 0.0;  // since the queries arrived: of the CPU, of CPU and bus
+  double bus = 0.0;                // since request, end of the previous part and a free buffer, the latest counts
+  double ahead = 0.0, late = 0.0;  // shares of `bus` before and after the queries arrived
   bool is_steady = false;          // the bus did not wait for buffers; else `bus` is an upper bound
 };
 
@@ -47,7 +48,7 @@ class PartTimes {
  public:
   // Throws bad_alloc and then has recorded nothing.
   PartReading note(const PartMoments& part);
-  // Returns how long the bus would have, by the latest calls of this kind; 0 if there were none.
+  // Returns the gap that earlier calls of this layer and about this number of queries predict; 0 if there were none.
   double ahead_ns(int32_t layer_idx, int64_t n_queries) const;
 
  private:
@@ -55,10 +56,10 @@ class PartTimes {
 
   std::map<std::pair<int32_t, int64_t>, double> ahead_;  // by layer and power of two of queries
   bool has_last_ = false;
-  double last_free_ = 0.0;     // latest time at which the bus can have ended, given the end of the part
+  double last_free_ = 0.0;     // latest time at which the bus could end without lengthening the last part
   bool has_streamed_ = false;  // true: the members below describe the last part that streamed
   double last_streamed_ = 0.0;
-  double last_arrived_ = 0.0, before_arrived_ = 0.0;  // arrival of the queries of the last piece, and of the piece before
+  double last_arrived_ = 0.0, before_arrived_ = 0.0;  // when queries arrived: of the last piece, of the one before
 };
 
 }  // namespace tandem

@@ -19,7 +19,7 @@ struct Linear {
   Linear operator*(double x) const { return {at * x, {of[0] * x, of[1] * x}}; }
 };
 
-// Finds the point where both are 0.
+// Finds the point where both are 0. Returns false if they do not meet in one point.
 bool meet(const Linear& a, const Linear& b, double* s, double* r) {
   const double determinant = a.of[0] * b.of[1] - a.of[1] * b.of[0];
   const double size = (std::abs(a.of[0]) + std::abs(a.of[1])) * (std::abs(b.of[0]) + std::abs(b.of[1]));
@@ -40,8 +40,8 @@ class Search {
   Search(std::span<const PlanGroup> groups, const PlanRates& rates)
       : groups_(groups), rates_(rates), n_keys_(static_cast<double>(n_keys_of(groups))) {}
 
-  // An engine without any keys does not even begin. That happens only if no keys or all keys move, and both are ends of a
-  // stretch.
+  // CPU, bus or device without keys has no start-up time. This happens only if no keys move or all keys move. Both are ends
+  // of a stretch, which are tried, and predict_routes() leaves the start-up time out.
   RoutePlan best() {
     double begin = 0.0, work = 0.0;
     for (const PlanGroup& group : groups_) work += static_cast<double>(group.n_keys) * group.host_ns;
@@ -56,7 +56,7 @@ class Search {
   }
 
  private:
-  // work: of the CPU, while `begin` to `end` keys move.
+  // work: the CPU's work, as a function of the moved keys, while `begin` to `end` keys move.
   void try_stretch(const Linear& work, double begin, double end) {
     const Linear moved = {0.0, {1.0, 1.0}}, host = work + Linear{rates_.host_begin_ns, {}};
     Linear bus = {rates_.bus_begin_ns - rates_.bus_ahead_ns, {}}, device = {rates_.device_begin_ns, {}};

@@ -15,19 +15,19 @@ namespace {
 
 constexpr double kNewest = 0.3;       // weight of the newest measurement
 constexpr double kMostChange = 2.0;   // largest factor of one change
-constexpr double kHostNs = 10'000.0;  // to wake the workers, before any trial
+constexpr double kHostNs = 10'000.0;  // the CPU's start-up, to wake the workers, before any trial
 constexpr double kLeastHostNs = 2'000.0, kMostHostNs = 100'000.0;
 constexpr double kTrialShare = 0.8;       // share of a trial's time that counts
-constexpr double kLeastShare = 0.5;       // least share of the work and of the time that tells a rate
-constexpr double kLeastNs = 200'000.0;    // shortest time that tells a rate: moments are known to some microseconds
-constexpr double kLeastBytes = 0.15;      // least share of bytes that arrived after the queries, to tell a rate
+constexpr double kLeastShare = 0.5;       // least share of a part's work and time, in the shared span, that shows a rate
+constexpr double kLeastNs = 200'000.0;    // shortest time that shows a rate: moments are known to some microseconds
+constexpr double kLeastBytes = 0.15;      // least share of bytes that arrive after the queries, to show a rate
 constexpr double kMostSlowed = 1.3;       // most that the CPU slows the bus: a lone pace that implies more is wrong
 constexpr double kLeastWork = 0.25;       // least share of the time that is not start-up
-constexpr double kForgotten = 0.02;       // shift towards the trial's rate per part that could measure it and does not
+constexpr double kForgotten = 0.02;       // shift towards the trial's rate, for each part that does not measure the rate
 constexpr int64_t kIdleParts = 64;        // parts without keys after which the CPU is tried again
-constexpr double kBesideProducts = 1.15;  // slowdown of the bus beside products, before a part has told: that of an H200
-constexpr double kLeastOfBus = 0.7;       // least share of its lone pace that the bus has unless the device delays it
-constexpr double kLittle = 0.03;          // share of a part that keys for an idle CPU take, by the trial's rate
+constexpr double kBesideProducts = 1.15;  // slowdown of the bus beside products, until a part shows it: that of an H200
+constexpr double kLeastOfBus = 0.7;       // least share of its lone pace that the bus keeps unless the device delays it
+constexpr double kLittle = 0.03;          // share of a part's time for which an idle CPU gets keys, by the trial's rate
 constexpr double kNever = std::numeric_limits<double>::infinity();
 
 void correct(double* known, double ns) {
@@ -39,14 +39,14 @@ void correct(double* known, double ns) {
   *known += kNewest * (std::clamp(ns, *known / kMostChange, *known * kMostChange) - *known);
 }
 
-// A plan avoids rates that are too high, and then no part measures them again. The first part may have waited for one-time
-// work of the process. So the first measurement weighs as little as any other.
+// A plan avoids a route whose known time is too long, so no later part would correct this time. The first part may include
+// one-time work of the process. So its time does not become the known one, but moves the default a little.
 void correct_end(double* known, double ns) {
   if (*known <= 0.0) *known = kStreamEndNs;
   correct(known, ns);
 }
 
-// Moves a rate towards the trial's, unless the rate is better.
+// Moves a known time a little towards the trial's, unless the known time is shorter.
 void forget(double* known, double tried) {
   if (*known > tried && tried > 0.0) *known += kForgotten * (tried - *known);
 }
@@ -54,8 +54,9 @@ void forget(double* known, double tried) {
 // Returns the time without the start-up time.
 double without(double begin_ns, double ns) { return std::max(ns - begin_ns, kLeastWork * ns); }
 
-// After the other engine ends, the rest runs at full speed. Returns ns per unit while both ran. Returns the average if that
-// span is too short to measure, or if the known lone pace must be wrong. The average is optimistic.
+// Returns the pace, in ns per unit, of CPU or bus while the other was busy too. After the other ended (others_ns), this one
+// went on at its lone pace alone_ns, and that span is taken off. The average over all of ns is returned if this one ended
+// first, if the shared span is too short to measure, or if alone_ns must be wrong. In the latter two cases it is too fast.
 double slowed_ns(double units, double ns, double others_ns, double alone_ns) {
   if (ns <= others_ns || ns < kLeastNs || others_ns < kLeastShare * ns) return ns / units;
   const double units_before = units - (ns - others_ns) / alone_ns;
@@ -107,19 +108,20 @@ int64_t Profile::as_keys(const Layer& layer, int64_t x_bytes) const {
   return std::llround(static_cast<double>(x_bytes) * x_ns(known->second) / bus_ns_);
 }
 
-// A bus that took much longer than alone waited for buffers, and so for the device.
+// If the bus took much longer than it does alone, it was waiting for free buffers, and so for the device. Then the part
+// shows the device's time per key.
 void Profile::note_rebuilt(const Layer& layer, const RebuiltTimes& times) noexcept {
   if (times.n_rows <= 0 || !(times.total_ns > 0.0)) return;
   const std::lock_guard lock(mutex_);
   Rebuilt* found = nullptr;
   try {
     found = &rebuilt_[rebuilt_shape_of(layer)];
-  } catch (const std::bad_alloc&) {  // the next part will tell
+  } catch (const std::bad_alloc&) {  // no memory: learn from the next part
     return;
   }
   Rebuilt& known = *found;
   const double end_ns = std::max(1.0, times.total_ns - times.late_ns);
-  if (times.x_bytes == 0) {  // learn from the engine that ended last
+  if (times.x_bytes == 0) {  // learn from CPU or bus, whichever ended last
     if (times.host_ns > times.late_ns + known.end_ns)
       correct_end(&known.host_end_ns, times.total_ns - times.host_ns);
     else if (times.late_ns > 0.0 && times.is_steady)
@@ -128,14 +130,15 @@ void Profile::note_rebuilt(const Layer& layer, const RebuiltTimes& times) noexce
   }
   const double key_ns = times.total_ns / static_cast<double>(times.n_rows), bytes = static_cast<double>(times.x_bytes);
   if (kLeastOfBus * times.bus_ns > bytes * bus_ns_) return correct(&known.key_ns, key_ns);
-  if (times.late_ns == 0.0) return;  // it is unknown how much the device had made before the queries came
+  if (times.late_ns == 0.0) return;  // it is unknown how many keys the device had made before the queries arrived
   if (known.key_ns > key_ns) correct(&known.key_ns, key_ns);
   if (!times.is_steady) return;
   correct(&known.x_ns, times.bus_ns / bytes);
   correct_end(&known.end_ns, end_ns);
 }
 
-// As in note_idle_host(): a rate that no part measures any more may date from a busy moment.
+// As in note_idle_host(): a rate that no part measures any more may come from a busy moment. So it moves towards the trial's
+// rate or the default.
 void Profile::note_not_rebuilt(const Layer& layer) noexcept {
   const std::lock_guard lock(mutex_);
   const auto found = rebuilt_.find(rebuilt_shape_of(layer));
@@ -157,7 +160,7 @@ void Profile::note_prefill(const Layer& layer, double tile_ns, double expected_n
   const std::lock_guard lock(mutex_);
   try {
     correct(&prefill_tile_ns_[shape_of(layer)], tile_ns * ns / expected_ns);
-  } catch (const std::bad_alloc&) {  // the next part will tell
+  } catch (const std::bad_alloc&) {  // no memory: learn from the next part
   }
 }
 
@@ -167,14 +170,16 @@ double Profile::prefill_tile_ns(const Layer& layer) const {
   return found != prefill_tile_ns_.end() ? found->second : 0.0;
 }
 
-// After an idle spell, one part of the CPU lowers the known rates at once.
+// After kIdleParts parts without keys, the CPU's next part may lower its known time per key straight to what this part
+// measured. Otherwise rates move slowly.
 void Profile::Costs::note_due(double keys, double taken_ns) {
   if (std::exchange(n_idle, 0) < kIdleParts) return;
   if (!is_trial) ns = std::min(ns, taken_ns / keys);
   slowed_ns = std::min(slowed_ns, taken_ns / keys);
 }
 
-// A slowed part tells more than a trial.
+// Until a part has measured the CPU alone, a part in which the bus slowed it shows more than the trial. The trial's slowdown
+// is divided out.
 double Profile::Costs::host_ns() const {
   if (!is_trial) return ns;
   return slowed_ns > 0.0 ? slowed_ns / tried.host : ns * kTrialShare;
@@ -209,7 +214,7 @@ bool Profile::knows_bus() const {
 Profile::Costs* Profile::costs_or_null(const Layer& layer, int64_t n_queries) noexcept {
   try {
     return &costs(layer, n_queries);
-  } catch (const std::bad_alloc&) {  // the next part will tell
+  } catch (const std::bad_alloc&) {  // no memory: learn from the next part
     return nullptr;
   }
 }
@@ -249,7 +254,7 @@ void Profile::note_host(const Layer& layer, int64_t n_queries, int64_t n_keys, d
   if (known == nullptr) return;
   const double keys = static_cast<double>(n_keys) * share;
   known->note_due(keys, ns);
-  forget(&known->slowed_ns, known->host_ns() * known->tried.host);  // nor does a part measure the mutual slowdown
+  forget(&known->slowed_ns, known->host_ns() * known->tried.host);  // this part does not measure the mutual slowdown
   forget(&known->bus_ns, bus_ns_ * known->tried.bus);
   if (std::exchange(known->is_trial, false)) known->ns = 0.0;
   correct(&known->ns, without(known->begin_ns, ns) / keys);
@@ -286,7 +291,8 @@ void Profile::note_joint(const Layer& layer, const JointPart& part) noexcept {
   const double had = part.ahead_ns / bus_alone, room = static_cast<double>(part.ahead_bytes);
   const double bytes = all - std::min(had, room), ns = had < room ? part.bus_ns : without(kFreeNs, part.bus_ns);
   const double least = had < room ? (part.ahead_ns + ns / kMostSlowed) / all : ns / (kMostSlowed * bytes);
-  // At least `left` bytes remained when the queries arrived. The bus then waited for a buffer, or more bytes remained.
+  // At least `left` bytes remained when the queries arrived. If no more remained, the bus first waited kFreeNs for a buffer.
+  // If more remained, it took less time per byte. So its time per byte is at most this.
   const double left = all - room;
   double most = (part.ahead_ns + part.bus_ns) / all;
   if (left > kLeastBytes * all) most = std::min(most, without(kFreeNs, part.bus_ns) / left);
@@ -295,8 +301,9 @@ void Profile::note_joint(const Layer& layer, const JointPart& part) noexcept {
   if (bytes > kLeastBytes * all) correct(&known->bus_ns, std::max(bus_alone, slowed_ns(bytes, ns, host_ns, bus_alone)));
 }
 
-// Rates that no part measures any more may have changed, or may be the reason why the CPU is idle. The CPU's slowness itself
-// is not forgotten: a large share of keys would again take too long, and a few keys tell as much.
+// The start-up time and the slowdown of the bus, which no part measures now, may have changed, or may be the reason why the
+// CPU is idle. So they move towards the trial's. The CPU's slowness itself is not forgotten: a large share of keys would
+// again take too long. A few keys (host_due_keys()) show as well whether it is still slow.
 void Profile::note_idle_host(const Layer& layer, int64_t n_queries) noexcept {
   const std::lock_guard lock(mutex_);
   if (find_own(layer, n_queries) == nullptr) return;

@@ -17,11 +17,11 @@ constexpr int64_t kTicket = kMostTicketTokens;
 constexpr int64_t kTileKeys = 128;   // keys of a block's step
 constexpr double kTileNs = 1650.0;   // ns of a block's step, for heads of 128 dims
 constexpr double kStateNs = 8500.0;  // ns per tile of rows: to begin and end a block, with the states of earlier pieces
-constexpr double kPieceNs = 7000.0;  // ns per piece, between its first block and the last block of the piece before
+constexpr double kPieceNs = 7000.0;  // ns per piece, from the last block of the piece before to its first block
 constexpr double kBusBytes = 54.0;   // bytes per nanosecond
 constexpr double kCopyNs = 5000.0;   // ns per copy, with its overheads; a smaller value makes slower groups win
-// ns per ticket of rows that go to the host beside the pieces: on the rest of the device, or on a part that the pieces then
-// lack.
+// ns per ticket of rows that go to the host beside the pieces. kRowsNs: on what the pieces leave of the device.
+// kRowsOnPartNs: on a part of the device that the pieces then lack, which makes them longer by kPartNs.
 constexpr double kRowsNs = 300000.0, kRowsOnPartNs = 70000.0, kPartNs = 15000.0;
 
 double n_tiles_of_keys(int64_t n_keys) { return static_cast<double>(n_keys) / kTileKeys; }
@@ -125,8 +125,8 @@ KeysOfAppend keys_of_append(const PolicyOptions& options, int64_t page_len, cons
 
 namespace {
 
-// Of groups that take equally long, chooses the largest: fewer and longer copies. n_chunk: tokens that there is memory for.
-// n_at_once of them meet n_keys at a time.
+// Chooses the layout that takes the least time. Among equally fast ones, the largest groups win, as their copies are fewer
+// and longer. n_chunk: number of tokens for which there is memory. n_at_once: how many of them meet n_keys at a time.
 Status choose_layout(const Layer& layer, const PrefillTerms& terms, int64_t n_chunk, int64_t n_at_once, int64_t n_keys,
                      PrefillSize* made) {
   const double tile_ns = assumed_tile_ns(layer);
@@ -193,8 +193,9 @@ PrefillTerms prefill_terms(const SizeTerms& terms, size_t layer_idx) {
 
 namespace {
 
-// Returns the tokens of a chunk whose keys are searched for. Work space and lists grow with its query blocks, so their
-// number is limited. Chunks have whole tickets, and so whole blocks. 0: chunks of one ticket are enough.
+// Returns how many tokens a chunk may have if a search chooses its keys (policy hip). Work space and lists grow with its
+// query blocks, so their number is limited. Chunks have whole tickets, and so whole blocks. 0: chunks of one ticket are
+// enough.
 int64_t searched_tokens(const SizeTerms& terms, const CallShape& shape, int64_t append_tokens) {
   constexpr int64_t kMostBlocks = 32, kMostBytes = int64_t{512} << 20;
   static_assert(kTicket % kMostQueryBlock == 0);
@@ -209,14 +210,16 @@ int64_t searched_tokens(const SizeTerms& terms, const CallShape& shape, int64_t 
   return 0;
 }
 
-// Returns the tokens of a chunk whose heads follow patterns, in whole blocks. 0: chunks of one ticket are enough.
+// Returns how many tokens a chunk may have if its heads follow patterns, in whole blocks. 0: chunks of one ticket are
+// enough.
 int64_t pattern_tokens(int64_t append_tokens, bool brings_layer) {
   const int64_t wanted = append_tokens > 0 ? std::min(append_tokens, kPatternChunk) : kPatternChunk;
   if (wanted <= kTicket && !brings_layer) return 0;
   return std::max(kPatternBlock, wanted / kPatternBlock * kPatternBlock);
 }
 
-// Returns the room for the call's longest append that follows head patterns, if keys lie outside the window. 0: none do.
+// Returns for how many tokens all keys come to the device: the room for the call's longest append, if any keys lie outside
+// the window. Otherwise 0. Only for layers that follow head patterns.
 int64_t tokens_to_bring(const SizeTerms& terms, const CallShape& shape) {
   int64_t longest = 0;
   bool is_outside = false;
@@ -239,9 +242,10 @@ int64_t whole_layer_bytes(const WindowGeometry::LayerPlanes& planes, int64_t n_t
   return device_aligned(ceil_div(n_tokens, kDevicePageLen) * planes.bytes);
 }
 
-// Sizes by the longest append. Of equally long ones, by the one with the most keys.
+// Sizes by the longest append, and among equally long ones by the one with the most keys.
 Status size_long(const SizeTerms& terms, const CallShape& shape, bool streams, PrefillSize* size) {
-  constexpr int64_t kFewRows = 64;  // query rows; up to this many, only kernels that add states may round weights
+  // Query rows. Up to this many, only kernels that add states may round weights. So an append with no more is not long.
+  constexpr int64_t kFewRows = 64;
   const auto is_shorter = [](const SequenceShape& a, const SequenceShape& b) {
     return std::pair(a.q_len, a.length) < std::pair(b.q_len, b.length);
   };

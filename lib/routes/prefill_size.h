@@ -27,11 +27,11 @@ struct PrefillSize {
   int64_t n_tokens = 0;     // maximum of a chunk; 0: the layer has no long chunks
   int64_t room_tokens = 0;  // tokens to make room for; in a memory plan, the longest chunk of any append
   StreamLayout layout;      // layout of pieces; no heads if nothing is streamed
-  // True if the first group's pieces take about as long as the chunk's rows take to the host. The rows then leave the device
-  // to the pieces.
+  // True if the first group's pieces take about as long as the chunk's rows take to the host. The rows then take only what
+  // the pieces leave of the device. Otherwise the rows get a part of the device for themselves.
   bool rows_have_time = false;
   bool copies_rows = false;  // rows leave by copies instead of tickets; the call decides
-  double assumed_ns = 0.0;   // assumed time by which the layout was chosen: of the pieces, and added by rows
+  double assumed_ns = 0.0;   // assumed time of pieces and rows by which the layout was chosen
   // Offsets and sizes in the area, in bytes.
   int64_t o_at = 0, lse_at = 0, area_bytes = 0;
   int64_t row_lse_at = 0;               // of all heads, [room_tokens, n_q_heads]; 0: the policy does not need it
@@ -54,7 +54,7 @@ struct PrefillTerms {
   int32_t piece_heads = 0;       // limit of KV heads of a piece; 0: the number that takes the least time
   int64_t append_tokens = 0;     // maximum of a chunk; 0: kMostAppend
   int64_t layer_page_bytes = 0;  // the layer's part of a window's page
-  bool keeps_lse = false;        // of all queries, as the last ones are counted
+  bool keeps_lse = false;        // the lse of all queries are kept, as the last queries are counted
   bool streams = true;           // keys outside the window are streamed
   // If keys are named: units of a query in each of its lists, tiles of a unit, KV heads with lists.
   int64_t n_units = 0, tiles_of_unit = 0, most_tiles = 0;  // most_tiles: of any sequence
@@ -64,31 +64,33 @@ struct PrefillTerms {
   bool has_full_chunks = false;
 };
 inline constexpr int64_t kMostAppend = 16384;
-// All tickets of a chunk have their tasks filled before the first task is posted.
+// All tickets of a chunk have their tasks filled before the first task is posted. So a chunk has at most kLeastTasks
+// tickets.
 inline constexpr int64_t kLongestChunk = kLeastTasks * kMostTicketTokens;
 
-// Keys outside the window in a long append: for its first queries, and at its end. A chunk's own keys are in the work space.
+// Numbers of keys outside the window in a long append: for its first query, and at its end. A chunk's own keys are in the
+// work space.
 struct KeysOfAppend {
   int64_t first = 0, end = 0;
 };
 
 KeysOfAppend keys_of_append(const PolicyOptions& options, int64_t page_len, const SequenceShape& sequence);
 
-// Sizes an append of n_queries tokens. Chunks are equally long, and laid out for the keys that they find on average. If
-// append_tokens is given, as for a plan of memory, they are laid out as the last of append_tokens tokens would be, so that
-// they take no more memory.
+// Sizes an append of n_queries tokens. Chunks are equally long, except with has_full_chunks, and laid out for the keys that
+// they find on average. If append_tokens is given, as for a plan of memory, chunks are laid out like the last chunk of
+// append_tokens tokens would be, so that they take no more memory.
 Status size_prefill(const Layer& layer, const PrefillTerms& terms, int64_t n_queries, const KeysOfAppend& keys,
                     PrefillSize* size);
 
 PrefillTerms prefill_terms(const SizeTerms& terms, size_t layer_idx);
-// Sizes the long appends of a call; size->n_tokens is 0 if it has none. streams: its keys outside the window may cross the
-// bus. Otherwise long chunks are those whose queries see no such keys. Sizes do not check whether there are such keys, as
+// Sizes the long appends of a call; size->n_tokens is 0 if it has none. streams: keys outside the window may cross the bus.
+// If false, chunks are long only where their queries see no such keys. Sizes do not check whether there are such keys, as
 // the appends of a memory plan may begin anywhere in a sequence.
 Status size_long(const SizeTerms& terms, const CallShape& shape, bool streams, PrefillSize* size);
 
 // Tokens to make room for, with some spare, so that a sequence of n_tokens need not grow with each append.
 int64_t whole_layer_tokens(int64_t n_tokens);
-// Bytes of one of the StreamBuffers::kBuffers buffers that hold all keys of a layer.
+// Bytes of one buffer if each of the StreamBuffers::kBuffers buffers holds all keys of a layer.
 int64_t whole_layer_bytes(const WindowGeometry::LayerPlanes& planes, int64_t n_tokens);
 
 // Returns the nanoseconds of a chunk over n_keys, as far as they depend on the layout of its pieces. tile_ns: time of a
@@ -96,7 +98,7 @@ int64_t whole_layer_bytes(const WindowGeometry::LayerPlanes& planes, int64_t n_t
 double prefill_ns(const Layer& layer, const StreamLayout& layout, int64_t n_queries, int64_t n_keys,
                   int32_t n_multiprocessors, double tile_ns);
 double assumed_tile_ns(const Layer& layer);
-double tile_ns_of_wave(double ns, int64_t n_keys);                         // from the time of a piece of n_keys
+double tile_ns_of_wave(double ns, int64_t n_keys);                         // ns: the time of a piece of n_keys
 int64_t queries_of_a_wave(const Layer& layer, int32_t n_multiprocessors);  // queries that fill the device once
 
 }  // namespace tandem

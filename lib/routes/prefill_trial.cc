@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // One wave of blocks, each with a tile of query rows, attends the keys of a piece again and again, for as long as a few
-// layers of a long append take. Clock rates fall under such a load. So the last calls predict the time of appends.
+// layers of a long append take. Clock rates fall under such a load. So the last calls, at the lower rates, predict the time
+// of appends.
 #include "lib/routes/prefill_trial.h"
 
 #include <algorithm>

@@ -104,7 +104,8 @@ Status RecomputeRoute::try_out(Cache& cache, DeviceSession* session, size_t laye
     DeviceProjection with_weights = *projection;
     WeightsInUse weights(nullptr);
     TANDEM_TRY(weights_->use(layer_idx, &weights, &with_weights));
-    TANDEM_TRY(call_device(device_, &DeviceTable::wait, static_cast<void*>(nullptr)));  // weights are there, for all streams
+    // The weights have arrived then, for all streams.
+    TANDEM_TRY(call_device(device_, &DeviceTable::wait, static_cast<void*>(nullptr)));
     TANDEM_TRY(buffers->measure(layer, layouts_[layer_idx], with_weights, &ns));
     TANDEM_TRY(weights.done());
     profile.note_rebuild_trial(layer, ns);
@@ -123,7 +124,8 @@ RebuildTerms RecomputeRoute::terms(size_t layer_idx) const {
           RebuildBuffers::kBuffers * layout.n_rows()};
 }
 
-// Judges by the bytes on the bus. Planners do not rebuild layers whose weights are not known yet.
+// Returns whether making the layer's keys may be faster than sending them, judged by the bytes on the bus. False while the
+// weights are unknown, as planners do not rebuild such layers.
 bool RecomputeRoute::may_gain(size_t layer_idx) const {
   return is_rebuild_less(layers_[layer_idx]) && weights_->check(layer_idx).ok();
 }
@@ -173,7 +175,8 @@ RecomputeRoute::Notes& RecomputeRoute::notes_of(const RouteCall& call) const {
   return static_cast<Notes&>(*call.task.notes[idx()]);
 }
 
-// Calls with adjacent rows share pieces. After a gap in its positions, a sequence continues in the next piece.
+// Cuts a part into pieces. Sequences with adjacent rows share pieces. After a gap in its positions, a sequence continues in
+// the next piece.
 void RecomputeRoute::cut(const RouteCall& call, const KeyPart& part, RebuiltPieces* pieces) const {
   const SequenceCall& of = call.calls[part.call];
   bool continues = false;
@@ -298,7 +301,8 @@ Status RecomputeRoute::begin(const RouteCall& call) {
   return {};
 }
 
-// Both lanes use weights that the model does not have from here to close().
+// Makes the weights readable that the model does not have (tandem_session_use_weights). Both lanes of the buffers use them
+// from here to close().
 Status RecomputeRoute::open(const RouteCall& call) {
   Notes& notes = notes_of(call);
   notes.projection = *projections_[call.layer_idx];
@@ -315,7 +319,8 @@ Status RecomputeRoute::close(const RouteCall& call) {
   return {};
 }
 
-// Rebuilds the next piece on the stream of its lane. The caller's stream waits for it.
+// Rebuilds the next piece on the stream of its lane (lib/pieces/rebuilt_pieces.h). The caller's stream waits until the
+// piece's pages are made.
 Status RecomputeRoute::rebuild(const RouteCall& call, const RebuiltPiece& piece) {
   const RebuildLayout& layout = layout_of(call);
   const TraceRange range("rebuild", static_cast<int32_t>(call.layer_idx), "recompute");

@@ -46,7 +46,7 @@ class RecomputeRoute final : public KeyRoute {
   const Device& device_;
   const std::vector<Layer>& layers_;
   const bool is_asked_;         // the session asked for this route
-  const double rebuilt_share_;  // share of the moving keys, if is_asked_
+  const double rebuilt_share_;  // share of the moving keys that this route makes, if is_asked_
   const ProjectionWeights* const weights_;
   std::vector<RebuildLayout> layouts_;                // [n_layers]; empty: the route has been given up
   std::vector<const DeviceProjection*> projections_;  // [n_layers] in device memory; null until a call needs them

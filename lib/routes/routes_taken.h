@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The routes, beside the CPU's, that the keys outside the windows of a call may take. A call decides this before it reserves
-// memory. A memory plan assumes it.
+// The routes by which a call's keys outside the windows may come to the device. A call decides on them before it reserves
+// memory. A memory plan assumes the same decision.
 #pragma once
 
 #include <algorithm>
@@ -19,8 +19,8 @@ struct RoutesTaken {
   bool any() const { return std::find(uses.begin(), uses.end(), true) != uses.end(); }
 };
 
-// Decides by the session's options and the shape alone (lib/attend/split.cc). "auto" takes a route if planning it is
-// worthwhile. The call may then find the CPU faster. Long appends are not sized here.
+// Decides by the session's options and the shape alone (lib/attend/split.cc). With "auto", a route is possible if planning
+// it is worthwhile, though the plan may then find the CPU faster. Long appends are not sized here.
 RoutesTaken possible_routes(const SizeTerms& terms, const CallShape& shape);
 
 // Returns the memory of all chunks of a call.

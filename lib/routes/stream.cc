@@ -35,7 +35,7 @@ Status StreamRoute::hold(const RouteHold& call) {
                                &buffers_);
 }
 
-// Returns false, as other routes send some of their keys by this one and cannot go on.
+// Returns false, as other routes send some of their keys by this one and cannot go on without it.
 bool StreamRoute::give_up(Cache& cache, const Status& why) {
   cache.engine().log(TANDEM_LOG_WARNING,
                      "the CPU attends all keys outside the window, as there is no memory to stream them: %s",
@@ -65,7 +65,7 @@ StreamRoute::Notes& StreamRoute::notes_of(const RouteCall& call) const {
   return static_cast<Notes&>(*call.task.notes[idx()]);
 }
 
-// Finds the tokens to send of each piece. Drops pieces without any.
+// Keeps, for each piece from first_piece on, the ranges of its tokens that the part sends. Drops pieces without any.
 void StreamRoute::keep_ranges(const KeyPart& part, size_t first_piece, Notes* notes) {
   size_t n_kept = first_piece;
   for (size_t i = first_piece; i < notes->pieces.size(); ++i) {

@@ -5,8 +5,8 @@
 //   attend     attends the piece like a window. Its states are added to those of the window, which come first, in the order
 //              of the pieces, so the sum does not depend on which data arrives first
 //
-// Streamed keys lie before the queries, except for queries whose tokens were there already. The kernels keep causal order,
-// as for the window (DeviceSequence::n_after). Sinks are merged once, at the end.
+// Streamed keys lie before the queries, unless the queries' tokens were in the cache before the call. The kernels keep
+// causal order, as for the window (DeviceSequence::n_after). Sinks are merged once, at the end.
 //
 // The task is not finished while copies are in flight, so the pages do not change (lib/device/hand_over.h).
 #pragma once

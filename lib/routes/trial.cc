@@ -120,7 +120,8 @@ class HostTrial {
   }
 
  private:
-  // All workers clear the memory: the system also clears it at the first write, and the first token waits for the trial.
+  // All workers clear the memory together, as the first token waits for this trial. Otherwise one thread would wait while
+  // the system clears each page at its first write.
   static constexpr int64_t kClearedAtOnce = 8;  // parts of a head's keys
   static void clear(void* self, int64_t task_idx, int32_t) {
     const Buffer& keys = static_cast<HostTrial*>(self)->keys_[static_cast<size_t>(task_idx / kClearedAtOnce)];
@@ -155,7 +156,8 @@ Status time_twice(Trial& trial, int64_t n, double* ns) {
   return {};
 }
 
-// Sends more copies than the CPU's run takes. Copies after the run's end are as fast as alone.
+// Measures how CPU and bus slow each other. The copies take longer than the CPU's run. Those after its end go at the bus's
+// lone pace and are left out.
 Status try_both(BusTrial& bus, double copy_ns, HostTrial& host, double host_alone_ns, Slowed* slowed) {
   constexpr int64_t kMostCopies = 32;
   const auto n_copies =

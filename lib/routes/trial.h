@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Measures the rates that the engine's profile lacks for a shape and number of queries (lib/rates/profile.h): copies to the
-// device, the CPU over keys of the trial's own, and both at once. Takes some ms, once for each.
+// device, the CPU over keys of the trial's own, and both at once. This takes some ms, once for each shape and power of two
+// of queries.
 #pragma once
 
 #include <cstdint>

@@ -162,7 +162,8 @@ struct HgcaState final : SelectState {
   std::vector<HeadSelection> heads;  // [n_kv_heads]
   HeldQueries held;
   HeldGuess guess;
-  // For the calling thread: the device has counted an append, and keys have not been judged since.
+  // True if the device has counted an append in the MAW and keys have not been judged since. Only the calling thread uses
+  // this.
   bool is_unjudged = false;
   bool due = false;  // queries wait to be counted, and no job is posted yet
   Job job;

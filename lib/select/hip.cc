@@ -199,8 +199,8 @@ Status HipState::name_keys(const SequenceCall& call, const Watch& watch) {
   return {};
 }
 
-// Returns true if the last decode call's names are valid for this call. They are not if the lists have chunks longer than
-// the finest ones: these are cut where candidates end, and that end moves on.
+// Returns whether names_, written for the last decode call, serve this call too. They do not if they name chunks longer than
+// the finest ones. The last of such chunks is cut where the candidates end, and this end moves with each token.
 bool HipState::may_keep_names() const {
   return names_are_cached_ &&
          hip_.pruning().decode.stages[cached_.stages[cached_.n - 1].place].chunk_len == lists_.chunk_len;

@@ -60,7 +60,7 @@ class Cache final : public SequenceTable {
   void cut_layer(CacheListener& listener, Sequence& sequence, size_t layer_idx, int64_t length);
 
   // Locks mutex() once every token within the lengths is in the store, and none is still on its way from a device. but_for:
-  // a listener whose own tokens need not have arrived, as it works in order.
+  // the session that calls, as a listener. Its own tokens may still be on their way, as its work follows them in order.
   std::unique_lock<std::shared_mutex> lock_settled(const CacheListener* but_for = nullptr);
   std::shared_lock<std::shared_mutex> lock_settled() const;
 

@@ -283,8 +283,9 @@ struct DeviceSearch {
   KeyGranule* granules = nullptr;
   int32_t n_granules = 0;    // room of a list, in granules
   int32_t list_queries = 1;  // queries of the block in each of attend()'s sequences
-  // As DeviceAttend::append: the search begins once the window has the rows of this append. Search and attend() do not wait
-  // for the append's end then; merge() does (DeviceMerge::append).
+  // The append() before the search on this stream, as in DeviceAttend::append. The search begins as soon as the window has
+  // the append's rows. append() may still hand rows over to the host then. Neither the search nor attend() waits for its
+  // end, but merge() does (DeviceMerge::append).
   const DeviceAppend* append = nullptr;
 };
 

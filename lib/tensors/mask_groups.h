@@ -36,7 +36,8 @@ struct MaskRow {
 // Appends the visible ranges of a row of n values, f32 or f16. Returns true if a visible value is not 0.
 bool scan_mask_row(int32_t dtype, const void* row, int64_t n, std::vector<KeyRange>* ranges);
 
-// Tokens [first, end) of a sequence. MaskGroups has their begins and ends from `first` on, and their bits from `bits_at` on.
+// Tokens [first, end) of a sequence, which one job attends. MaskGroups::begin and end have the visible range of each of
+// these tokens, from index `first` on. The group's bits begin at MaskGroups::bits[bits_at].
 struct TokenGroup {
   int64_t first = 0, end = 0;
   std::vector<KeyRange> keys;  // union of the keys that the tokens see

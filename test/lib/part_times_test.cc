@@ -49,8 +49,9 @@ void one_after_another(void**) {
   assert_true(std::abs(times.ahead_ns(0, 1) - (30 + 0.3 * 80) * kUs) < 1.0);  // a gap of 200 counts as 110
   // The CPU ended last, so the bus had longer than the gap.
   assert_reading(times.note(moments(120, 1400, 1700, 1600)), 300, 300, 600, 200, true);
-  // All keys were there before the queries came. Then the bus waited for its buffers until they came.
+  // All keys had crossed the bus before the queries came.
   assert_reading(times.note(moments(130, 1900, 1950, 1850)), 50, 50, 250, 0, true);
+  // The buffers were full, so the bus paused until the queries came.
   assert_reading(times.note(moments(140, 2200, 2300, 2250)), 100, 100, 310, 50, false);
   // The CPU alone, then no keys at all.
   assert_reading(times.note(moments(150, 2500, 2700, 0)), 200, 200, 0, 0, true);

@@ -34,10 +34,10 @@ struct AttendHooks {
   std::function<bool(int64_t t, int32_t kv_head, int64_t key)> named;
   bool plus_scope = false;
 };
-// Returns whether a call multiplies bf16 numbers: bf16 queries, bf16 values and enough rows for a matmul. Engines under
-// test get this number as matmul_rows.
+// Fewest rows of a matmul. Engines under test get this number as matmul_rows.
 inline constexpr int32_t kMatmulRows = 24;
 
+// Returns whether a call multiplies bf16 numbers: bf16 queries, bf16 values and enough rows for a matmul.
 bool rounds_p(const RefLayer& layer, int32_t q_type, int64_t q_len);
 
 class SequenceModel {

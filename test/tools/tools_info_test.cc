@@ -86,7 +86,8 @@ void devices_of_a_backend(void**) {
   }
 }
 
-// Everything else is printed. The reason is in the list of backends and in one line on stderr.
+// If a backend fails, everything else is printed. The reason of the failure is in the list of backends and in one line on
+// stderr.
 void backends_that_do_not_work_are_told(void**) {
   const std::vector<std::pair<std::vector<std::string>, std::string>> kFailing = {
       {{"--backend", "no/name"}, "backend = \"no/name\""},

@@ -47,7 +47,8 @@ Result start_engine(const BenchOptions& options, Machine* machine, Bench* bench)
   return matmul_rows_of(report, &bench->matmul_rows);
 }
 
-// In a buffer of a few times the cache, some lines are still cached when their turn comes again. With this many it is 2 %.
+// Size of the read probe's buffer, in last-level caches. With a few, many lines are still cached when the probe reads them
+// again. With 16, 2 % of them are.
 constexpr int64_t kProbeCaches = 16;
 
 // Starts as many threads as the engine has.

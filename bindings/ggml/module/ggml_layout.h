@@ -8,9 +8,10 @@
 
 namespace tandem_ggml_module {
 
-// Returns "", or how the two differ. A backend fills in structs of ggml's private header. These change between versions
-// without a change of the backend interface's own version, so ggml's versions must be equal. The loading ggml's functions
-// must also find the members of `reg`, whose one device is asked for.
+// Returns "" if the ggml that loads the module has the layout that the module was compiled for. Otherwise returns how they
+// differ. A backend fills in structs of ggml's private header. These change between versions without a change of the backend
+// interface's own version, so ggml's versions must be equal. The check also asks for the one device of `reg`, to see that
+// the loading ggml's functions find the members of `reg`.
 std::string layout_mismatch(ggml_backend_reg_t reg);
 
 }  // namespace tandem_ggml_module

@@ -124,8 +124,9 @@ class TandemCache(Readable):
             The model computes its attention itself.
         """
         self._check_open()
-        # With another attention, the next layer's update follows. The first layer's update follows an interrupted pass, except
-        # in a model of one layer, where it may also follow that layer's own unattended update.
+        # A pending update means that nobody attended its keys: the model has another attention. The exception is an update of
+        # layer 0 after a pass that was interrupted before its last layer. In a model of one layer the two cases look alike, so
+        # both are refused.
         if self._pending is not None and not (layer_idx == 0 and self._pending < len(self) - 1):
             self._refuse_update()
         note(Update(self, layer_idx, key_states, value_states))
