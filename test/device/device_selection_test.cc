@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Calls on device tensors whose keys the caller names, with indices in host or in device memory. Outputs are compared with
 // the same calls on host tensors, which gate_test compares with the reference. Prompts, decode and guesses, with removals
-// between them; wrong indices; failures; refusals. device_selection_test [MODULE]: on the stand-in, or on the GPU of the
-// CUDA module.
+// between them; wrong indices; failures; refusals.
+// device_selection_test [MODULE]: on the stand-in, or on the GPU of the CUDA module.
 #include "device/selection_twins.h"
 
 using namespace tandem_test;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Shared by the calls of the stand-in. check() tests a call's arguments when the call is made. perform() runs when the
-// stream gets there, and only then reads device memory. Both throw Failure. perform() returns false if the call waited for
-// the host in vain.
+// stream gets there, and only then reads device memory. Both throw Failure. perform() returns false and does nothing if
+// the host does not answer in time.
 #pragma once
 
 #include <algorithm>

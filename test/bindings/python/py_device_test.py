@@ -124,7 +124,7 @@ def test_call_is_ordered_after_its_stream(world, wrap):
 
 
 def test_producer_on_another_stream_is_waited_for(world):
-    """What torch writes on its current stream is there on the call's stream: __dlpack__ makes the one wait for the other."""
+    """The call's stream sees data that torch writes on its current stream: __dlpack__ makes the one wait for the other."""
     sequence, writer, reader = world.cache.create_sequence(), torch.cuda.Stream(), torch.cuda.Stream()
     q, k, v = world.qkv(300)
     late, o = [torch.zeros_like(t) for t in (q, k, v)], torch.zeros_like(q)

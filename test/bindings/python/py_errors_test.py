@@ -106,7 +106,7 @@ except tandem.SystemError as error:
 
 
 def test_cancelled():
-    """By a flag, set before the call or by another thread during it, and by an exception of the progress callback."""
+    """A flag cancels the call, set before or during it, and so does an exception of the progress callback."""
     world = World(page_tokens=16)
     q, k, v = world.qkv(3000)
     world.sequence.append(k[:100], v[:100])

@@ -140,7 +140,7 @@ _FOUR_KEYS = tandem.PruningRecord([tandem.PruningStage("exact", 1, 4)], 1, 4)  #
                                      {"policy": "hip", "pruning": tandem.Pruning(decode=[_FOUR_KEYS]), "dense_layers": [1]}],
                          ids=["all", "hip", "dense layers"])
 def test_a_fork_goes_on_under_another_policy(options):
-    """It equals a cache that had the policy from the beginning, if the prompt attends every key under both."""
+    """The fork equals a cache that had the policy from the beginning, if the prompt attends every key under both."""
     mine, _, _ = models("llama", torch.float32, "cpu")
     ids, past, own = batch("cpu")[0][:1], new_cache(), TandemCache(**options)
     with torch.no_grad():
