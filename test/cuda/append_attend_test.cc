@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT
-// attend() beside an append() that has an epoch: the bytes that append() leaves, against the model, and the outputs of the
-// two calls one after the other, bit for bit. Kernels for compute capability 9.0 attend while rows still go to the host.
+// attend() beside an append() that has an epoch. The bytes that append() leaves are compared with the model, and the outputs
+// bit for bit with those of the two calls one after the other. Kernels for compute capability 9.0 attend while rows still go
+// to the host.
 //
-// Prefill kernels share out the keys among fewer blocks then, so their outputs are compared as numbers.
+// Prefill kernels share out the keys among fewer blocks in that case, so their outputs are compared as numbers.
 //
 //   append_attend_test [MODULE]
 #include <algorithm>
@@ -23,12 +24,12 @@ OpenDevice* device = nullptr;
 constexpr int32_t kTypes[] = {TANDEM_F32, TANDEM_F16, TANDEM_BF16, TANDEM_E4M3, TANDEM_Q8_0, TANDEM_Q4_0};
 constexpr int32_t kTensorTypes[] = {TANDEM_F32, TANDEM_F16, TANDEM_BF16};
 
-// Ragged: with nothing to do, with new tokens that are not resident, in windows that have no key at all, in tables that go
-// round, and in more units than there are warps.
+// Ragged sequences: without tokens, with new tokens that are not resident, in windows without any key, in tables that wrap
+// around, and in more units than there are warps.
 const std::vector<ExchangeSequence> kRagged = {{0, 3, 3, true},     {0, 200, 1, false}, {5, 5, 0, true},
                                                {300, 520, 5, true}, {64, 65, 4, false}, {90, 131, 2, true},
                                                {70, 70, 2, false},  {0, 250, 1, true}};
-// Which see new tokens alone: all other keys of a case are NaN.
+// Sequences that attend only new tokens. All other keys of a case are NaN.
 const std::vector<ExchangeSequence> kNewAlone = {
     {197, 200, 3, true}, {64, 65, 1, false}, {126, 130, 4, false}, {9, 9, 0, true}};
 
@@ -42,7 +43,7 @@ ExchangeOptions options_of(int32_t type, int32_t dim, const std::vector<Exchange
   return options;
 }
 
-// Output and work space of attention over a case's window.
+// The output and the work space of attention over a case's window.
 class Attention {
  public:
   Attention(ExchangeCase& of, bool finishes) : case_(of) {
@@ -85,7 +86,7 @@ class Attention {
     for (size_t i = 0; i < 2; ++i) device->download(all.data() + i * static_cast<size_t>(bytes_), outputs_[i], bytes_);
     return all;
   }
-  // Output i has numbers in as many rows of o and lse; the others are untouched or NaN.
+  // Returns the number of rows of o and lse in output i that are not NaN. Rows without numbers are untouched or NaN.
   int64_t n_finite(size_t i) const {
     std::vector<float> numbers(static_cast<size_t>(bytes_ / 4));
     device->download(numbers.data(), outputs_[i], bytes_);
@@ -148,7 +149,7 @@ void outputs_are_those_of_two_calls(void**) {
   });
 }
 
-// Numbers that differ by no more than roundings of f32 do, NaN where NaN is wanted.
+// Asserts that numbers differ by no more than f32 rounding, with NaN where NaN is expected.
 void expect_close(const std::vector<char>& got, const std::vector<char>& wanted) {
   assert_int_equal(got.size(), wanted.size());
   for (size_t i = 0; i + 4 <= got.size(); i += 4) {
@@ -159,8 +160,8 @@ void expect_close(const std::vector<char>& got, const std::vector<char>& wanted)
   }
 }
 
-// Appends of 5 to 32 queries a sequence, one block and two, and so many rows that attention waits for all of the append.
-// Of some, new tokens are all that there is to see.
+// Appends of 5 to 32 queries a sequence, with one block and with two, and with so many rows that attention waits for the
+// whole append. In some sequences only new tokens are visible.
 void appends_of_several_queries(void**) {
   const std::vector<std::vector<ExchangeSequence>> batches = {{{0, 250, 20, false}},
                                                               {{218, 250, 32, false}},
@@ -188,7 +189,7 @@ void appends_of_several_queries(void**) {
         }
 }
 
-// Tickets go on, also where a replay has no token.
+// Ticket numbers go on, also when a replay has no token.
 void calls_follow_each_other(void**) {
   ExchangeOptions options = options_of(TANDEM_BF16, 128, kRagged);
   options.n_slots = 3;
@@ -206,8 +207,8 @@ void calls_follow_each_other(void**) {
   }
 }
 
-// As a graph replays a layer: one epoch, and a merge behind each call. Rows change from one call to the next, and the host
-// waits for none of the calls.
+// Calls as a graph replays a layer: one epoch, and a merge after each call. Each call has other rows, and the host waits for
+// none of the calls.
 void replays_attend_their_own_rows(void**) {
   ExchangeOptions options = options_of(TANDEM_BF16, 128, {{199, 200, 1, false}, {64, 65, 1, false}});
   options.n_slots = 3;

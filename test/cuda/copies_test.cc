@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Copies to the device by a module, of a list of them at once too, byte for byte.
+// Copies to the device by a module, single ones and lists of them, byte for byte.
 //
 //   copies_test [MODULE]
 #include <cstdlib>
@@ -15,12 +15,12 @@ using namespace tandem;
 
 const test::OpenDevice* device = nullptr;
 
-// Some rows of a region of the host, to device memory in which they have others' room between them.
+// Rows of a region of host memory that are copied to the device, where `gap_bytes` lie between them.
 struct Rows {
   int64_t row_bytes, n_rows, gap_bytes;
 };
 
-// Regions of pages of their own, pinned each for itself or not at all.
+// Regions of whole pages. Either each region is pinned separately, or none is.
 class CopiesCase {
  public:
   CopiesCase(const std::vector<Rows>& wanted, bool is_pinned) : wanted_(wanted) {
@@ -107,7 +107,7 @@ void rows_of_a_list(void**) {
   check({});
 }
 
-// More than a batch takes, of few regions and of many.
+// More rows than a batch takes, from few regions and from many.
 void long_lists(void**) {
   check({{20'000, 63, 16}});
   check({{20'000, 64, 16}});

@@ -3,7 +3,7 @@
 //
 //   decode_test [MODULE [PAIR]]    PAIR: index of the only pair of types, so that several can be tested at once
 //
-// TANDEM_TEST_FILTER=every_kernel_over_few_keys: for tools that look at every access.
+// TANDEM_TEST_FILTER=every_kernel_over_few_keys: for tools that watch every memory access.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -28,13 +28,13 @@ using tandem::test::WindowSequence;
 OpenDevice* device = nullptr;
 reference::GateShares shares;
 
-std::span<const TypePair> pairs = tandem::test::kPairs;  // those that this process tests
+std::span<const TypePair> pairs = tandem::test::kPairs;  // the pairs that this process tests
 
 WindowOptions options_of(TypePair types, int32_t dim, int32_t group, std::vector<WindowSequence> sequences) {
   return tandem::test::options_of(types, 3, dim, group, std::move(sequences));
 }
 
-// What a call has left.
+// Checks the outputs of a call.
 void assert_left_right(const WindowCase& c, const WindowOptions& options) {
   const reference::GateVerdict verdict = c.check();
   shares.include(verdict.shares);
@@ -45,7 +45,7 @@ void assert_right(const WindowOptions& options) {
   WindowCase c(*device, options);
   tandem::DeviceError error;
   device->must(c.supports(&error), error);
-  for (int i = 0; i < 2; ++i) {  // the second call finds what the first has left in the workspace
+  for (int i = 0; i < 2; ++i) {  // the second call finds the workspace as the first one left it
     c.clear_output();
     c.attend(0);
     assert_left_right(c, options);
@@ -83,7 +83,7 @@ void lengths_and_begins(void**) {
   for (const TypePair types : pairs) assert_right(options_of(types, 128, 4, sequences));
 }
 
-// One KV head, whose keys all blocks share: their states are merged in groups.
+// All blocks share the keys of one KV head, so their states are merged in groups.
 void one_kv_head(void**) {
   for (const TypePair types : pairs)
     for (const int32_t dim : {64, 128, 256})
@@ -168,7 +168,7 @@ void pages_of_other_lengths(void**) {
   }
 }
 
-// What a graph is replayed with: the launch is the same, lengths in device memory are not.
+// As a graph is replayed: the launch stays the same, lengths in device memory change.
 void lengths_change_between_calls(void**) {
   for (const TypePair types : pairs) {
     WindowCase c(*device, options_of(types, 128, 4, {{0, 3000, 1}, {50, 900, 2}, {0, 5000, 1}}));
@@ -182,7 +182,7 @@ void lengths_change_between_calls(void**) {
   }
 }
 
-// Calls of different shapes may use one workspace in turns.
+// Calls of different shapes can use one workspace in turn.
 void a_workspace_serves_every_call(void**) {
   WindowCase large(*device, options_of({TANDEM_BF16, TANDEM_BF16}, 64, 4, std::vector<WindowSequence>(60, {0, 700, 1})));
   WindowCase small(*device, options_of({TANDEM_Q4_0, TANDEM_Q4_0}, 128, 8, {{0, 4000, 2}}));
@@ -200,8 +200,8 @@ void a_workspace_serves_every_call(void**) {
   device->table->release(device->self, workspace);
 }
 
-// A planned step may launch more sequences than its workspace is for; the others have no keys. Nothing behind the workspace
-// changes.
+// A planned step may launch more sequences than its workspace is for, if the others have no keys. Nothing after the
+// workspace changes.
 void a_workspace_serves_sequences_without_keys(void**) {
   constexpr int64_t kGuard = 1 << 16;
   for (const TypePair types : pairs) {
@@ -226,7 +226,7 @@ void a_workspace_serves_sequences_without_keys(void**) {
   }
 }
 
-// Lists of one head or of all, of single tokens and of long units, in front of a range or without one.
+// Lists of one head or of all heads, of single tokens and of long units, before a range or without one.
 void key_lists(void**) {
   uint64_t seed = 1;
   for (const TypePair types : pairs)
@@ -267,7 +267,7 @@ void key_lists_of_several_queries(void**) {
         }
 }
 
-// Lists that are the whole range give the same bits as no lists do.
+// Lists that contain the whole range give the same bits as no lists.
 void lists_of_ranges_are_bit_equal(void**) {
   for (const TypePair types : pairs)
     for (const int32_t n_heads : {1, 3}) {
@@ -281,12 +281,12 @@ void lists_of_ranges_are_bit_equal(void**) {
       WindowCase listed(*device, options);
       listed.clear_output();
       listed.attend(0);
-      // `newest` is more than every sequence has, so each range begins where its sequence begins.
+      // `newest` is more than any sequence has, so each range begins where its sequence begins.
       assert_true(dense.output() == listed.output());
     }
 }
 
-// What a graph is replayed with: the launch is the same, lists in device memory are not.
+// As a graph is replayed: the launch stays the same, lists in device memory change.
 void lists_change_between_calls(void**) {
   for (const TypePair types : pairs) {
     WindowOptions options = options_of(types, 128, 4, {{0, 3000, 1}, {50, 900, 2}, {0, 5000, 1}});
@@ -308,7 +308,8 @@ void lists_change_between_calls(void**) {
 void sizes_of_queries(void**) {
   for (const TypePair types : pairs)
     for (const double size : {1e-10, 1e-3, 10.0, 3000.0}) {
-      // Logits of thousands are no better than 1e-4 in f32: weights are not, where all that weigh much are codes of 0.
+      // Logits in the thousands are no more exact than 1e-4 in f32. So weights are inexact if the heaviest values are codes
+      // of 0.
       if (size > 1000.0 && types.k != TANDEM_F16 && types.k != TANDEM_BF16) continue;
       WindowOptions options = options_of(types, 128, 4, {{0, 1000, 1}});
       options.q_size = size;
@@ -326,8 +327,8 @@ void long_diffuse_attention(void**) {
   }
 }
 
-// Peaked and flat weights over groups whose scales are anything from those of common numbers down to subnormal f16 and 0.
-// Large ones are those of keys that are alone and have the logit 0, so that the output is exact: the plain computation is.
+// Peaked and flat weights over groups with scales from those of common numbers down to subnormal f16 and 0. Large scales
+// occur only in sequences of one key, whose logit is 0. There the plain computation is exact, so the output must be, too.
 void scales_of_all_sizes(void**) {
   for (const TypePair types : pairs) {
     if (!reference::has_groups(types.v)) continue;
@@ -363,7 +364,7 @@ void repeats_are_bit_equal(void**) {
   }
 }
 
-// Items so long that their blocks take turns; then shorter ones, that are cut into parts.
+// Items so long that their blocks take turns, then shorter ones that are cut into parts.
 template <class Check>
 void attend_long_items(Check check) {
   for (const TypePair types : pairs) {

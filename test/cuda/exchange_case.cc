@@ -44,7 +44,7 @@ AnsweringHost::AnsweringHost(ExchangeFlags* flags, std::function<void(uint64_t)>
         uint64_t ticket = answered.load();
         for (uint64_t turn = 1; !stops_.load(std::memory_order_relaxed); ++turn) {
           if (ticket == arrived.load(std::memory_order_acquire)) {
-            if (turn % 4096 == 0) std::this_thread::yield();  // where processors are few
+            if (turn % 4096 == 0) std::this_thread::yield();  // for machines with few processors
             continue;
           }
           answer(ticket);
@@ -57,7 +57,7 @@ AnsweringHost::~AnsweringHost() {
   thread_.join();
 }
 
-// ---- making ------------------------------------------------------------------------------------------------------------
+// ---- construction ------------------------------------------------------------------------------------------------------
 
 ExchangeCase::ExchangeCase(const OpenDevice& device, const ExchangeOptions& options) : device_(device), options_(options) {
   if (options_.max_tokens == 0)
@@ -100,7 +100,7 @@ void* ExchangeCase::own(const void* from, int64_t bytes) {
   return owned_.back();
 }
 
-// Zeros, ties, what is too large or too small for a type, and now and then no number at all.
+// Returns zeros, ties, numbers too large or too small for a type, and now and then NaN or infinity.
 double ExchangeCase::wild_number(reference::Random& random) const {
   constexpr double kNone = std::numeric_limits<double>::quiet_NaN(), kInfinite = std::numeric_limits<double>::infinity();
   const double usual = random.normal();
@@ -133,7 +133,7 @@ ExchangeCase::Tensor ExchangeCase::make_tensor(reference::Random& random, int64_
   const int64_t n_rows = int64_t{options_.n_batches} * options_.max_tokens * n_heads;
   tensor.numbers.resize(static_cast<size_t>(n_rows * dim));
   for (int64_t row = 0; row < n_rows; ++row) {
-    // Some rows are so small or so large that their scales have no inverse, or are none in f16.
+    // Some rows are so small or so large that their scales have no inverse, or are not finite in f16.
     const double size = options_.is_wild ? random.pick({1.0, 1.0, 1.0, 1e-30, 1e-44, 1e30}) : 1.0;
     std::byte* to =
         tensor.bytes.data() + (row / n_heads * tensor.rows.token_stride + row % n_heads * tensor.rows.head_stride) * element;
@@ -147,7 +147,7 @@ ExchangeCase::Tensor ExchangeCase::make_tensor(reference::Random& random, int64_
   return tensor;
 }
 
-// Pages in any order, a few bytes between heads, and pages that are nobody's.
+// Pages are in any order, with a few bytes between heads. Some pages belong to no sequence.
 void ExchangeCase::make_pool() {
   DevicePages& pages = append_call.pages;
   pages.page_len = options_.page_len;
@@ -162,7 +162,7 @@ void ExchangeCase::make_pool() {
     for (int64_t i = 0; i < n_used; ++i) tables_[static_cast<size_t>(i)] = (n_used - i) * page_bytes_;
   pool_.assign(static_cast<size_t>((n_used + 1) * page_bytes_), kUnused);
   device_pool_ = static_cast<std::byte*>(own(nullptr, static_cast<int64_t>(pool_.size())));
-  // The page called 0 is the first sequence's first one, as in a session: others lie before it.
+  // Page 0 of the tables is the first sequence's first page, as in a session. Other pages lie before it.
   for (int32_t p = 0; p < kPlanes; ++p)
     pages.planes[p] = row_bytes_.of[p] > 0 ? device_pool_ + tables_[0] + plane_at_[p] : nullptr;
 }
@@ -265,7 +265,7 @@ void ExchangeCase::load_batch(int32_t batch) {
 
 // ---- states ------------------------------------------------------------------------------------------------------------
 
-// Some are empty, whatever their o holds; some have NaN.
+// Makes the states of the window. Some are empty, with any o, and some have NaN.
 void ExchangeCase::load_window_states(uint64_t seed) {
   const int64_t dim = layer_.v_head_dim;
   for (size_t row = 0; row < window_lse_.size(); ++row) {
@@ -423,7 +423,7 @@ void ExchangeCase::clear_output() {
   device_.must(device_.table->fill(device_.self, merge_call.lse_out, 0xff, lse_bytes(), nullptr, &error), error);
 }
 
-// What a row of merge's output is made of.
+// Returns the states that merge() must merge into a row.
 std::vector<ExchangeCase::State> ExchangeCase::states_of(uint64_t ticket, const DeviceSequence& sequence, int32_t token,
                                                          int32_t head) const {
   const int32_t group = layer_.group_size, n_heads = layer_.n_q_heads;
@@ -440,7 +440,7 @@ std::vector<ExchangeCase::State> ExchangeCase::states_of(uint64_t ticket, const 
   return states;
 }
 
-// Against the rule in double precision.
+// Compares a row with the merge rule in double precision.
 std::string ExchangeCase::check_row(const std::vector<State>& states, const std::byte* o, const std::byte* lse) const {
   double most = -INFINITY, sum = 0.0;
   for (const State& state : states) most = std::fmax(most, state.lse);
@@ -468,7 +468,7 @@ std::string ExchangeCase::check_row(const std::vector<State>& states, const std:
   return differs(found, wanted, 0x1p-21 * (1.0 + std::fabs(wanted))) ? report("lse", found, wanted) : "";
 }
 
-// What lies between the rows of o and lse, and those of no sequence.
+// Checks the bytes between the rows of o and lse, and rows of no sequence.
 std::string ExchangeCase::check_between() const {
   std::vector<std::byte> bytes = output();
   const int64_t element = reference::element_bytes(options_.o_type);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// append(), merge() and observe() in graphs that are replayed while what they are about changes, and what calls leave of the
-// caller's: captures that go on, contexts that are current.
+// append(), merge() and observe() in graphs that are replayed while their data changes. Also what calls leave of the
+// caller's state: captures that go on, and the current context.
 #include <cudaTypedefs.h>
 
 #include <cstring>
@@ -23,7 +23,7 @@ void assert_fine(const std::string& wrong) {
   if (!wrong.empty()) fail_msg("%s", wrong.c_str());
 }
 
-// Any lengths, of which those of the call are the most: sequences may have nothing to do.
+// Returns sequences of any lengths up to those of the call. Some have nothing to do.
 std::vector<ExchangeSequence> any_sequences(reference::Random& random) {
   std::vector<ExchangeSequence> sequences;
   for (int i = 0; i < 3; ++i) {
@@ -34,7 +34,7 @@ std::vector<ExchangeSequence> any_sequences(reference::Random& random) {
   return sequences;
 }
 
-// As calls one by one do, bit for bit; and as the model says.
+// Replays give the bits of single calls, and what the model says.
 void replays_are_as_calls(void**) {
   uint64_t seed = 1;
   for (const int32_t type : {TANDEM_BF16, TANDEM_Q8_0}) {
@@ -82,7 +82,7 @@ void replays_are_as_calls(void**) {
   }
 }
 
-// What a graph knows of lengths is that there is no end to them.
+// A graph knows no lengths: its call says that they have no limit.
 void averages_are_replayed(void**) {
   reference::Random random(3);
   for (const int32_t type : {TANDEM_BF16, TANDEM_Q8_0}) {
@@ -119,7 +119,7 @@ void averages_are_replayed(void**) {
   }
 }
 
-// A capture forbids much, on every thread where it is global.
+// A capture forbids many driver calls, on every thread if it is a global one.
 void questions_do_not_end_a_capture(void**) {
   cudaStream_t stream;
   cudaGraph_t graph;
@@ -150,7 +150,7 @@ Function driver(const char* name, unsigned version) {
   return reinterpret_cast<Function>(function);
 }
 
-// None, and one of the caller's own on the same device.
+// Without a current context, and with one of the caller's own on the same device.
 void calls_leave_the_context_as_it_was(void**) {
   const auto set = driver<PFN_cuCtxSetCurrent_v4000>("cuCtxSetCurrent", 4000);
   const auto get = driver<PFN_cuCtxGetCurrent_v4000>("cuCtxGetCurrent", 4000);
@@ -159,7 +159,7 @@ void calls_leave_the_context_as_it_was(void**) {
   CUcontext before = nullptr, own = nullptr, now = nullptr;
   assert_int_equal(get(&before), CUDA_SUCCESS);
   assert_int_equal(create(&own, 0, 0), CUDA_SUCCESS);
-  // Setting none takes the last of those that the thread has had in turn.
+  // Setting no context makes the thread's previous context current, so this is repeated until none is left.
   for (now = own; now != nullptr;) {
     assert_int_equal(set(nullptr), CUDA_SUCCESS);
     assert_int_equal(get(&now), CUDA_SUCCESS);
@@ -167,7 +167,7 @@ void calls_leave_the_context_as_it_was(void**) {
   for (const CUcontext current : {CUcontext{nullptr}, own}) {
     assert_int_equal(set(current), CUDA_SUCCESS);
     DeviceError error;
-    void* memory = device->allocate(1000);  // several calls
+    void* memory = device->allocate(1000);  // makes several driver calls
     device->must(device->table->check(device->self, &error), error);
     device->table->release(device->self, memory);
     assert_int_equal(get(&now), CUDA_SUCCESS);

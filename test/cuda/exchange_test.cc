@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // append(), merge() and what they need of a module: bytes against a model, states against double precision, and the
-// hand-over with a host that is late, or does not come at all.
+// handshake with a host that is late or never answers.
 //
 //   exchange_test [MODULE]
 #include <algorithm>
@@ -27,7 +27,7 @@ constexpr int32_t kTypes[] = {TANDEM_F32, TANDEM_F16, TANDEM_BF16, TANDEM_E4M3, 
 constexpr int32_t kTensorTypes[] = {TANDEM_F32, TANDEM_F16, TANDEM_BF16};
 constexpr int32_t kDims[] = {64, 80, 96, 112, 128, 192, 256};
 
-// Ragged, some with nothing to do, one whose first new tokens are not resident, tables that go round.
+// Ragged sequences: without tokens, with first new tokens that are not resident, and with tables that wrap around.
 const std::vector<ExchangeSequence> kRagged = {{0, 3, 3, true},     {0, 200, 1, false}, {5, 5, 0, true},
                                                {300, 520, 5, true}, {64, 65, 4, false}, {90, 131, 2, true}};
 
@@ -41,7 +41,7 @@ ExchangeOptions options_of(int32_t type, int32_t dim, std::vector<ExchangeSequen
   return options;
 }
 
-// Stops what is not as it should be.
+// Fails the test if there is an error text.
 void assert_fine(const std::string& wrong) {
   if (!wrong.empty()) fail_msg("%s", wrong.c_str());
 }
@@ -54,7 +54,7 @@ void rows_are_rounded_as_the_host_rounds_them(void**) {
       for (const int32_t tensor_type : kTensorTypes) {
         ExchangeOptions options = options_of(type, dim, kRagged);
         options.tensor_type = tensor_type;
-        options.gap = static_cast<int32_t>(seed % 5);  // odd ones leave rows at odd addresses
+        options.gap = static_cast<int32_t>(seed % 5);  // odd gaps put rows at odd addresses
         options.is_wild = true;
         options.seed = seed++;
         ExchangeCase c(*device, options);
@@ -85,7 +85,7 @@ void types_and_dims_of_k_and_v_may_differ(void**) {
     }
 }
 
-// More rows than fit into one block, and more than all blocks have warps, however few blocks are asked for.
+// More rows than one block takes, and more than all blocks have warps, however few blocks are asked for.
 void many_tokens(void**) {
   for (const int32_t leaves_room : {0, 1, 2})
     for (const int32_t q_len : {30, 200}) {
@@ -94,7 +94,7 @@ void many_tokens(void**) {
       options.n_slots = 3;
       ExchangeCase c(*device, options);
       c.append_call.leaves_room = leaves_room;
-      for (int i = 0; i < 2; ++i) {  // the second finds the blocks of the first counted
+      for (int i = 0; i < 2; ++i) {  // the second call finds the counters of the first one's blocks
         must_run(c, c.append());
         device->wait();
         c.expect_append(0);
@@ -104,7 +104,7 @@ void many_tokens(void**) {
     }
 }
 
-// Without a ticket: pages and a buffer get what pages and a slot get with one.
+// Without a ticket, pages and a buffer get the rows that pages and a slot get with one.
 void rows_of_chunks_are_those_of_tickets(void**) {
   uint64_t seed = 1;
   for (const int32_t type : kTypes)
@@ -208,7 +208,7 @@ void lse_may_stay(void**) {
   assert_true(std::all_of(without.begin() + o_end, without.end(), [](std::byte x) { return x == std::byte{0xff}; }));
 }
 
-// States [n_tokens, n_heads, dim], some of them empty, whatever their o is, some with NaN.
+// States [n_tokens, n_heads, dim]. Some are empty, with any o, and some have NaN.
 struct SomeStates {
   std::vector<float> o, lse;
 
@@ -225,7 +225,7 @@ bool is_sum(double a, double b, double sum, double bound) {
   return std::isnan(a + b) ? std::isnan(sum) : std::fabs(sum - (a + b)) <= bound;
 }
 
-// Of some heads of some rows; the others stay as they are.
+// Adds states of some heads of some rows. The other states stay as they are.
 void states_add_up(void**) {
   constexpr int64_t kTokens = 70, kHeads = 6;
   reference::Random random(5);
@@ -268,7 +268,8 @@ void states_add_up(void**) {
   }
 }
 
-// The slot of what is lost has the states of another ticket. What was answered before is right, though nobody had read it.
+// The slot of a lost ticket has the states of another ticket, so its output must be NaN. The output of a ticket that was
+// answered before the loss is right, even if the device had not yet read the answer.
 void outputs_of_what_is_lost_are_nan(void**) {
   for (const uint64_t first_lost : {uint64_t{2}, uint64_t{3}}) {
     ExchangeOptions options = options_of(TANDEM_BF16, 128, {{0, 100, 2, true}, {0, 9, 1, true}});
@@ -296,7 +297,7 @@ void outputs_of_what_is_lost_are_nan(void**) {
   }
 }
 
-// The slots are few, the host is slow, and every ticket has other rows: what it finds in a slot is that ticket's.
+// Few slots, a slow host, and other rows in every ticket: each slot must hold the rows of its ticket.
 void tickets_go_round_a_ring(void**) {
   for (const bool has_host_part : {false, true}) {
     ExchangeOptions options = options_of(TANDEM_BF16, 128, {{0, 150, 2, has_host_part}, {0, 9, 1, has_host_part}});
@@ -328,7 +329,7 @@ void tickets_go_round_a_ring(void**) {
   }
 }
 
-// Of a host that answers nothing: who has no part there is not kept waiting.
+// The host never answers. Sequences without a host part do not wait.
 void sequences_without_a_host_part_do_not_wait(void**) {
   ExchangeOptions options = options_of(TANDEM_BF16, 128, {{0, 100, 1, false}, {0, 64, 2, false}});
   options.n_slots = 9;
@@ -358,7 +359,7 @@ void call_all_after_a_fault(ExchangeCase& c, uint64_t arrived) {
     }
     device->wait();
   });
-  assert_true(ms < 1500.0);  // each would wait for 400 ms
+  assert_true(ms < 1500.0);  // each wait would take 400 ms
   assert_int_equal(c.arrived(), arrived);
   assert_true(c.pool() == before);
   assert_fine(c.check_all_nan());
@@ -418,7 +419,7 @@ void what_has_no_kernel_is_refused(void**) {
   };
   refused("k_type", [](tandem::Layer& layer) { layer.k_type = TANDEM_Q4_64; });
   refused("v_type", [](tandem::Layer& layer) { layer.v_type = TANDEM_Q4_64; });
-  refused("k_rotation", [](tandem::Layer& layer) {  // rows of no power of two
+  refused("k_rotation", [](tandem::Layer& layer) {  // the number of dims is no power of two
     layer.k_rotation = TANDEM_ROTATION_HADAMARD;
     layer.k_head_dim = 96;
   });
@@ -447,7 +448,7 @@ void shared_memory_is_both_sides(void**) {
   device->table->release_shared(device->self, host);
 }
 
-// Few bytes go by a kernel, where both sides are aligned: as many as there are, and none beside them.
+// A kernel copies few bytes if both sides are aligned: exactly these bytes, and none beside them.
 void copies_from_shared_memory_are_exact(void**) {
   constexpr int64_t kBytes = 600'000;
   DeviceError error;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// tandem-generate --device cuda: pico on a GPU against its golden values and against the CPU, graphs against launches.
+// tandem-generate --device cuda: the model pico on a GPU against its golden values and the CPU, and graphs against launches.
 #include <bit>
 #include <limits>
 
@@ -13,7 +13,7 @@ namespace {
 using namespace pico;
 
 std::string module_path = TANDEM_MODULE;
-constexpr int64_t kSmallWindow = 256;     // the host has a part of 1,024 tokens
+constexpr int64_t kSmallWindow = 256;     // the host attends a part of the 1,024 tokens
 constexpr double kMostRecomputed = 5e-3;  // of logits: hidden states are rounded to f16
 
 EngineOptions cuda_options() {
@@ -44,7 +44,7 @@ void prefill_gives_golden_logits(void**) {
     const double most = max_difference(opened.runtime.logits(512 - 32, 32), golden.logits.data(), 32 * 256);
     print_message("window %lld: logits differ by at most %.2e\n", static_cast<long long>(window), most);
     assert_true(most <= kMostDifference);
-    assert_true(most > 0);  // two programs that add in the same order would be one
+    assert_true(most > 0);  // GPU and CPU add in different orders, so equal numbers would mean one program ran twice
   }
 }
 
@@ -76,7 +76,7 @@ void same_bits(Opened& a, const Context& at_a, Opened& b, const Context& at_b, c
     STOP_TEST("other bits after %lld tokens", static_cast<long long>(at_a.n_tokens));
 }
 
-// A window that is too short is lengthened. Lists of the two processors differ where scores nearly tie.
+// A window that is too short is lengthened. The lists of CPU and GPU differ only where scores nearly tie.
 void pruned_steps_are_as_on_the_cpu(void**) {
   const Golden golden;
   PolicyOptions policy = windowed(kSmallWindow, "hip");
@@ -102,7 +102,7 @@ void pruned_steps_are_as_on_the_cpu(void**) {
   assert_int_equal(report.held.window_bytes, report.planned.window_bytes);
 }
 
-// While tokens leave the window, and in another sequence of the session.
+// While tokens leave the window, and in a second sequence of the session.
 void graph_and_launches_give_the_same_bits(void**) {
   const Golden golden;
   EngineOptions options = cuda_options();
@@ -134,7 +134,7 @@ void graph_and_launches_give_the_same_bits(void**) {
   }
 }
 
-// Matrices that come from the host for every step, some or all of them, multiply as those that stay.
+// Matrices that come from the host in every step, some or all of them, give the products of resident ones.
 void weights_may_come_from_the_host(void**) {
   const Golden golden;
   EngineOptions options = cuda_options();
@@ -160,7 +160,7 @@ void weights_may_come_from_the_host(void**) {
   }
 }
 
-// Rounded weights and activations: far from what another model would give, and not what f32 gives.
+// Weights and activations are rounded: the logits are close to the golden ones and not those of f32.
 void bf16_is_near_the_golden_logits(void**) {
   const Golden golden;
   EngineOptions options = cuda_options();
@@ -211,7 +211,7 @@ void bits_per_byte_are_golden(void**) {
   }
 }
 
-// Decode over a context that nothing computed takes what the plan says.
+// Decode over a context that no call computed takes the planned memory.
 void memory_is_as_planned(void**) {
   const PolicyOptions policy = windowed(kSmallWindow);
   Opened opened(cuda_options(), policy);
@@ -244,8 +244,8 @@ void steps_are_timed_and_compared(void**) {
   assert_int_equal(use.n_replayed, 24);
 }
 
-// K and V beyond a small window by every route: golden logits after chunks and steps, and the text that resident keys give.
-// With "recompute" K and V are made of hidden states and weights of 16 bits.
+// K and V outside a small window by every route: golden logits after chunks and steps, and the text of resident keys. With
+// "recompute" K and V are made from hidden states and weights of 16 bits.
 RouteOptions route_of(const char* name) {
   RouteOptions routes;
   routes.route = name;
@@ -314,7 +314,7 @@ void every_route_gives_golden_logits(void**) {
   }
 }
 
-// Bits per token that are lost by expecting what these logits say where those are right.
+// Returns the bits per token that are lost by predicting with these logits when `right` is the truth.
 double divergence(const float* logits, const float* right) {
   double sums[2] = {}, most[2] = {-INFINITY, -INFINITY}, bits = 0.0;
   const float* rows[] = {logits, right};
@@ -330,7 +330,7 @@ double divergence(const float* logits, const float* right) {
   return bits;
 }
 
-// All but 64 of 1,024 keys are made of them, in each layer.
+// All but 64 of the 1,024 keys are made from hidden states, in each layer.
 void hidden_states_may_be_codes(void**) {
   const Golden golden;
   for (const auto& [x_type, gate] : {std::pair{TANDEM_Q8_0, 1e-4}, {TANDEM_Q4_64, 0.01}, {TANDEM_Q4_0, 0.01}}) {
@@ -364,7 +364,7 @@ void every_route_gives_the_same_text(void**) {
   }
 }
 
-// The first of equals; -1 where any logit is no number, wherever it stands.
+// Finds the first of equal logits, or -1 if any logit is NaN, wherever it is.
 void most_likely_is_the_first_of_the_largest(void**) {
   const CudaArray<int32_t> token(1);
   for (const int64_t n : {int64_t{1}, int64_t{255}, int64_t{256}, int64_t{5000}, int64_t{128256}}) {
@@ -377,7 +377,7 @@ void most_likely_is_the_first_of_the_largest(void**) {
       return at;
     };
     std::vector<float> values(static_cast<size_t>(n), -5);
-    for (const int64_t at : {n - 1, n / 2, int64_t{0}}) {  // those behind it are as large
+    for (const int64_t at : {n - 1, n / 2, int64_t{0}}) {  // the numbers after it are as large
       values[at] = -1;
       assert_int_equal(found(values), at);
       for (const float wrong : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(),

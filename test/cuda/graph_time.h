@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Graphs of calls, the time that a replay takes, and lists of words: what tests and benches with a CUDA run time of their
-// own share.
+// Captured graphs of calls, the time of a replay, and lists of words, for tests and benches that have a CUDA runtime of
+// their own.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -20,7 +20,7 @@ inline void must(cudaError_t result) {
   std::exit(1);
 }
 
-// What `enqueue` enqueues on a stream, to be replayed.
+// A captured graph of the work that `enqueue` enqueues on a stream.
 class Graph {
  public:
   template <class Enqueue>
@@ -44,7 +44,7 @@ class Graph {
     must(cudaStreamSynchronize(stream_));
   }
 
-  // Median time of a replay in microseconds.
+  // Returns the median time of a replay in microseconds.
   double time() const {
     constexpr int kReplays = 9, kUncounted = 2;
     cudaEvent_t begin, end;

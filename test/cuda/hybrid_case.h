@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Caches of random keys, sessions on them with a window on the device, and calls of both kinds: what tests and benches of
-// whole calls through the C ABI share. Layers of 32 query heads and 8 KV heads of 128 dims in bf16, unless a shape says
-// otherwise.
+// Caches of random keys, sessions on them with a window on the device, and calls on host and device tensors, for tests and
+// benches of whole calls through the C ABI. Layers have 32 query heads and 8 KV heads of 128 dims in bf16, unless a shape
+// says otherwise.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -27,7 +27,7 @@ inline constexpr int64_t kTokenBytes = 2 * kKvHeads * kDim * 2;
 
 struct HybridShape {
   int32_t n_q_heads = kQHeads, n_kv_heads = kKvHeads, dim = kDim;
-  int64_t token_bytes() const { return int64_t{4} * n_kv_heads * dim; }  // of K and V
+  int64_t token_bytes() const { return int64_t{4} * n_kv_heads * dim; }  // bytes of a token's K and V
 };
 
 #define TANDEM(function, ...)                                    \
@@ -44,7 +44,7 @@ inline double us_since(Clock::time_point begin) {
   return std::chrono::duration<double, std::micro>(Clock::now() - begin).count();
 }
 
-// Of sorted numbers, the one with a share of them before it.
+// Returns the number with the given share of all numbers below it.
 inline double at_share(std::vector<double> x, double share) {
   std::sort(x.begin(), x.end());
   return x[std::min(x.size() - 1, static_cast<size_t>(share * static_cast<double>(x.size())))];
@@ -83,7 +83,7 @@ inline std::vector<__nv_bfloat16> random_rows(int64_t n, uint64_t seed) {
   return rows;
 }
 
-// Queries, new rows and outputs of a call, on both sides.
+// Queries, new rows and outputs of a call, in host and in device memory.
 struct Call {
   std::vector<__nv_bfloat16> q, k, v, o;
   void* device[4];
@@ -93,7 +93,7 @@ struct Call {
     q = random_rows(n * shape.n_q_heads * shape.dim, seed);
     k = random_rows(n * shape.n_kv_heads * shape.dim, seed + 1);
     v = random_rows(n * shape.n_kv_heads * shape.dim, seed + 2);
-    o.assign(q.size(), __float2bfloat16(NAN));  // on both sides, until a call has written
+    o.assign(q.size(), __float2bfloat16(NAN));  // outputs are NaN in both memories until a call writes them
     std::vector<__nv_bfloat16>* all[] = {&q, &k, &v, &o};
     for (int i = 0; i < 4; ++i) {
       const int32_t n_heads = i % 3 == 0 ? shape.n_q_heads : shape.n_kv_heads;
@@ -117,13 +117,14 @@ struct Call {
 struct HybridKeys {
   uint64_t seed = 4;
   int32_t rope = TANDEM_ROPE_CALLER;
-  int (*v_exponent)(int64_t piece) = nullptr;                    // V of a piece is that of all times 2 to this
-  void (*change_k)(std::vector<__nv_bfloat16>* rows) = nullptr;  // of a piece, whose rows are all pieces'
+  int (*v_exponent)(int64_t piece) = nullptr;                    // V of a piece is multiplied by 2 to this power
+  void (*change_k)(std::vector<__nv_bfloat16>* rows) = nullptr;  // changes the rows of K; all pieces have the same rows
   HybridShape shape = {};
-  std::vector<int64_t> lengths = {};  // of the sequences, where they differ, and kv_len is the longest
+  std::vector<int64_t> lengths = {};  // tokens of each sequence; empty: kv_len each. kv_len must be the longest
 };
 
-// Sequences in layers of one shape; the same keys in all, piece after piece.
+// Sequences in layers of one shape. Every sequence and layer gets the same keys, and each piece of kPiece tokens repeats
+// them.
 class HybridCache {
  public:
   static constexpr int64_t kPiece = 4096;
@@ -167,7 +168,8 @@ class HybridCache {
         }
     }
   }
-  // Other sequences of the same cache, which stays: forks of its first, cut to kv_len tokens. They share its pages.
+  // Makes forks of from's first sequence, cut to kv_len tokens. They are in the same cache and share its pages. `from` must
+  // outlive them.
   HybridCache(const HybridCache& from, int64_t kv_len, int64_t n_sequences)
       : engine(from.engine),
         cache(from.cache),
@@ -196,7 +198,7 @@ class HybridCache {
   bool is_forked_ = false;
 };
 
-// Calls of one query a sequence, unless they say otherwise.
+// A session and its stream. Each sequence has one query in a call, unless the test sets q_lens.
 struct HybridSession {
   const HybridCache& on;
   tandem_session* session = nullptr;
@@ -236,7 +238,8 @@ struct HybridSession {
   void attend_layers(const tandem_tensor* views, bool appends, bool on_device) {
     for (int32_t l = 0; l < on.n_layers; ++l) attend(l, views, appends, on_device);
   }
-  // All layers in a planned step; with a replay, from the first one on.
+  // Attends all layers in a planned step. With replays, a graph that the first step captures is launched instead of the
+  // calls.
   void step(const tandem_tensor* views, bool replays) {
     TANDEM(tandem_step_begin, session, on.sequences.data(), q_lens.data(), static_cast<int32_t>(q_lens.size()), stream);
     if (!replays) attend_layers(views, true, true);
@@ -254,7 +257,7 @@ struct HybridSession {
   void wait() const { must(cudaStreamSynchronize(stream)); }
 };
 
-// The relative distance of rows from those that are wanted. NaN where any number is.
+// Returns the relative distance of the rows from the wanted ones, or NaN if any number is NaN.
 inline double distance(const std::vector<__nv_bfloat16>& got, const std::vector<__nv_bfloat16>& all_wanted) {
   double error = 0.0, size = 0.0;
   for (size_t i = 0; i < got.size(); ++i) {
@@ -265,7 +268,7 @@ inline double distance(const std::vector<__nv_bfloat16>& got, const std::vector<
   return std::sqrt(error / size);
 }
 
-// Of what a device call has left from what a host call has; NaN where either has written nothing.
+// Returns the distance of the device call's output from the host call's, or NaN if either call has left numbers unwritten.
 inline double distance_of(const Call& call) { return distance(call.device_output(), call.o); }
 
 }  // namespace tandem::test

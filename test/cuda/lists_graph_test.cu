@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Key lists that a kernel writes in a graph, in front of the attention that reads them: each replay attends what it has
-// itself written. The kernel lets the one behind it start at once and writes late, so that a list that is read too early is
-// that of the replay before.
+// Key lists that a kernel writes in a graph, before the attention that reads them: each replay must attend the lists that it
+// has written. The kernel lets the next one start at once and writes late, so a list that is read too early is that of the
+// replay before.
 #include "graph_time.h"
 #include "window_checks.h"
 #include "with_cmocka.h"
@@ -21,7 +21,7 @@ struct Staged {
 };
 
 __global__ void write_lists(const Staged* staged, DeviceKeys* keys, KeyGranule* granules) {
-#if __CUDA_ARCH__ >= 900  // older devices start no kernel before the one before has ended
+#if __CUDA_ARCH__ >= 900  // older devices start no kernel before the previous one has ended
   cudaTriggerProgrammaticLaunchCompletion();
 #endif
   for (int i = 0; i < 30; ++i) __nanosleep(1000);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// A GPU that fails for good: calls say so, soon; the host has every token that had arrived, and the same session goes on
-// with host tensors. Beside an engine without a device. What it does to CUDA it does to the process, so each test has its
-// own.
+// A GPU that fails for good. Calls report it soon, the host has every token that had arrived, and the same session goes on
+// with host tensors. An engine without a device is the twin. A failed GPU breaks CUDA for the whole process, so each test
+// runs in a process of its own.
 //
 //   lost_device_test [MODULE]
 #include <sys/wait.h>
@@ -22,7 +22,7 @@ const char* module_path = nullptr;
 
 __global__ void trap_kernel() { asm volatile("trap;\n"); }
 
-// Of the process that a test has to itself.
+// Ends the test's process if the condition is false.
 void require(bool is_so, const char* what) {
   if (is_so) return;
   std::fprintf(stderr, "%s\n", what);
@@ -53,7 +53,7 @@ uint64_t digest_of(const HybridCache& cache) {
   return all;
 }
 
-// The same tokens on both sides, there on the GPU, and the same outputs.
+// Attends the same tokens on both sides, the session on the GPU if on_device, and compares the outputs.
 void attend_both(HybridSession& session, HybridSession& twin, uint64_t seed, bool on_device) {
   Call call(kBatch, seed);
   for (int32_t l = 0; l < kLayers; ++l) {
@@ -64,7 +64,8 @@ void attend_both(HybridSession& session, HybridSession& twin, uint64_t seed, boo
   }
 }
 
-// Without a GPU to hold them. Attention weights of keys in the window are lost with it: what is selected may differ then.
+// Attends host tensors on both sides. MAW of keys in the window are lost with the GPU, so selections may differ: then
+// is_exact is false.
 void attend_on_hosts(HybridSession& session, HybridSession& twin, uint64_t seed, bool is_exact) {
   std::vector<__nv_bfloat16> rows[3] = {random_rows(kBatch * kQHeads * kDim, seed),
                                         random_rows(kBatch * kKvHeads * kDim, seed + 1),
@@ -86,7 +87,7 @@ void attend_on_hosts(HybridSession& session, HybridSession& twin, uint64_t seed,
   }
 }
 
-// The first status that is no success.
+// Repeats a call until it fails, and returns its status.
 int32_t call_until_refused(HybridSession& session, const Call& call, bool in_steps) {
   const auto begin = Clock::now();
   tandem_attend_args args = TANDEM_ATTEND_ARGS_INIT;
@@ -137,7 +138,7 @@ void run_apart(const char* policy, bool in_steps) {
   if (child == 0) {
     alarm(60);
     lose(policy, in_steps);
-    std::exit(0);  // with all that ends then
+    std::exit(0);  // with everything that ends at exit
   }
   int status = 0;
   assert_int_equal(waitpid(child, &status, 0), child);

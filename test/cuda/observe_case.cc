@@ -28,7 +28,7 @@ float number_at(const std::vector<std::byte>& bytes, int64_t at) {
 
 }  // namespace
 
-// ---- making ------------------------------------------------------------------------------------------------------------
+// ---- construction ------------------------------------------------------------------------------------------------------
 
 ObserveCase::ObserveCase(const OpenDevice& device, const ObserveOptions& options) : device_(device), options_(options) {
   if (options_.max_tokens == 0)
@@ -200,7 +200,7 @@ void ObserveCase::set_sequences(const std::vector<ObserveSequence>& sequences) {
   make_lse();
 }
 
-// Of about as many keys as a query sees and some more, which are the host's; now and then of none, or none at all.
+// Makes lse of slightly more keys than a query sees, because the host has some, too. Now and then lse is infinite or NaN.
 void ObserveCase::make_lse() {
   reference::Random random(~options_.seed + n_sets_++);
   for (const DeviceSequence& sequence : descriptors_)
@@ -248,7 +248,7 @@ int64_t ObserveCase::k_bytes() const {
   return n * (row_bytes_.of[kPlaneK] + row_bytes_.of[kPlaneKScales]);
 }
 
-// ---- what it should be -------------------------------------------------------------------------------------------------
+// ---- expected values ---------------------------------------------------------------------------------------------------
 
 int64_t ObserveCase::page_of(const DeviceSequence& sequence, int64_t token) const {
   return tables_[static_cast<size_t>(sequence.table_begin + token / options_.page_len % sequence.table_len)];
@@ -267,9 +267,9 @@ std::vector<double> ObserveCase::keys_of(const DeviceSequence& sequence, int32_t
   return keys;
 }
 
-// In f32: sums of eight products by fused multiply-adds and five additions of sums are 13 roundings deep, of which each
-// loses half a unit of at most the sum of magnitudes; the factor is one more, and soft cap a quotient, a product and tanh's
-// own.
+// The error bound of a logit in f32. Sums of eight products by fused multiply-adds and five additions of sums are 13
+// roundings deep. Each loses half a unit of at most the sum of magnitudes. The scale factor is one more rounding. A soft cap
+// adds those of a quotient, a product and tanh.
 ObserveCase::Logit ObserveCase::logit_of(int64_t row, int32_t head, const double* key) const {
   const double* q = q_.data() + (row * layer_.n_q_heads + head) * layer_.k_head_dim;
   double sum = 0.0, magnitude = 0.0;
@@ -284,10 +284,10 @@ ObserveCase::Logit ObserveCase::logit_of(int64_t row, int32_t head, const double
   return {capped, lost + kEpsilon * (std::fabs(logit) + 6.0 * std::fabs(capped))};
 }
 
-// An average is a sum of terms, of which each has passed the multiplications and additions since: two roundings a query, and
-// that of 1 - alpha, which each of them has again. A weight is off by its logit's error, by the rounding of the difference
-// that expf() takes and two units of expf() itself; the power that takes the place of queries that do not count by eight
-// units and one for each query.
+// An average is a sum of terms, each of which passes the later multiplications and additions: two roundings a query, and the
+// rounding of 1 - alpha in each of them. A weight is off by its logit's error, by the rounding of the difference that expf()
+// takes, and by two units of expf() itself. The power that replaces the queries that do not count is off by eight units and
+// one for each query.
 std::string ObserveCase::check_head(const Expected& expected, int32_t head, const Memory& before, Memory* after) const {
   const DeviceSequence& sequence = *expected.sequence;
   const double alpha = static_cast<double>(options_.alpha);

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: MIT
-// A window with moving averages of attention weights, and observe() over it beside double precision: what tests and benches
-// share.
+// A window with moving averages of attention weights, and observe() over it beside double precision, for tests and benches.
 //
-// Pages are in any order, memory that holds nothing is 0xff, which is NaN in every type, and every byte is looked at: what a
-// call leaves is compared with what the memory held before it.
+// Pages are in any order. Memory that holds nothing is 0xff, which is NaN in every type. Every byte that a call leaves is
+// compared with the memory before the call.
 #pragma once
 
 #include <cstdint>
@@ -26,16 +25,16 @@ struct ObserveSequence {
 struct ObserveOptions {
   reference::RefLayer layer;
   std::vector<ObserveSequence> sequences;
-  int32_t max_tokens = 0;  // 0: those of the sequences
+  int32_t max_tokens = 0;  // tokens of a call; 0: the sum over the sequences
   int32_t q_type = TANDEM_BF16;
   int32_t gap = 0;  // elements between rows of q
   int32_t page_len = 64, table_len = 5;
   float alpha = 0.3f;
   int32_t n_counted = 1 << 20;
   bool has_appended = true;
-  bool is_full = false;    // of keys and averages, those of no sequence included
-  int32_t n_distinct = 0;  // pages; the others repeat them. 0: all are
-  int32_t n_copies = 1;    // of the window, for benches
+  bool is_full = false;    // every slot of the pool has keys and averages, also the slots of no sequence
+  int32_t n_distinct = 0;  // pages that differ, the others repeat them; 0: all pages differ
+  int32_t n_copies = 1;    // copies of the window, for benches
   int64_t max_keys = INT32_MAX;
   double q_size = 1.0;  // standard deviation of q's numbers
   uint64_t seed = 1;
@@ -47,12 +46,12 @@ class ObserveCase {
   ~ObserveCase();
   ObserveCase(const ObserveCase&) = delete;
 
-  DeviceAppend append_call;  // of queries alone: takes a ticket
+  DeviceAppend append_call;  // appends only queries: takes a ticket
   DeviceObserve observe_call;
   ExchangeFlags* flags = nullptr;
   DeviceError error;
 
-  // With queries' lse of their own: of what the device reads, as between two replays.
+  // Changes the descriptors that the device reads, as happens between two replays. The queries get new lse.
   void set_sequences(const std::vector<ObserveSequence>& sequences);
   void answer(uint64_t n_tickets) const;
   int32_t append(void* stream = nullptr);
@@ -65,9 +64,9 @@ class ObserveCase {
   };
   Memory memory() const;
   void restore(const Memory& memory) const;
-  // What one observe() of a ticket has made of it; "": what it should.
+  // Compares the memory after one observe() of the ticket with the expected one. "": it is right.
   std::string check(const Memory& before, uint64_t ticket) const;
-  int64_t k_bytes() const;  // of the keys that an observe reads
+  int64_t k_bytes() const;  // bytes of the keys that an observe reads
 
  private:
   void make_pool(reference::Random& random);
@@ -77,21 +76,21 @@ class ObserveCase {
   void make_lse();
   void* own(const void* from, int64_t bytes);
   void* share(int64_t bytes, void** device);
-  // The page called 0 is the first sequence's first one, as in a session: others lie before it.
+  // Page 0 of the tables is the first sequence's first page, as in a session. Other pages lie before it.
   int64_t called_0() const { return tables_.empty() ? 0 : tables_[0]; }
-  int64_t page_of(const DeviceSequence& sequence, int64_t token) const;  // in the pool
+  int64_t page_of(const DeviceSequence& sequence, int64_t token) const;  // index of the token's page in the pool
   std::vector<double> keys_of(const DeviceSequence& sequence, int32_t kv_head) const;
 
   struct Logit {
-    double value, error;  // error: of f32 arithmetic
+    double value, error;  // error: bound of the error of f32 arithmetic
   };
   struct Expected {
     const DeviceSequence* sequence;
     const std::vector<double>* keys;
-    int64_t slot;  // in the slots
+    int64_t slot;  // index of the slot among the slots
   };
   Logit logit_of(int64_t row, int32_t head, const double* key) const;
-  // Sets what is right back to what it was before.
+  // Replaces every right number in *after by its bytes before the call, so that other changes stand out.
   std::string check_head(const Expected& expected, int32_t head, const Memory& before, Memory* after) const;
 
   const OpenDevice& device_;

@@ -3,7 +3,7 @@
 //
 //   observe_test [MODULE] [few]
 //
-// few: the first rounds of each test, for tools that take long.
+// few: only the first rounds of each test, for slow tools.
 #include <algorithm>
 #include <cstring>
 #include <functional>
@@ -25,8 +25,8 @@ constexpr int32_t kTypes[] = {TANDEM_F32, TANDEM_F16, TANDEM_BF16, TANDEM_E4M3, 
 constexpr int32_t kTensorTypes[] = {TANDEM_F32, TANDEM_F16, TANDEM_BF16};
 constexpr int32_t kDims[] = {64, 80, 96, 112, 128, 192, 256, 4, 28, 36, 100, 252};
 
-// Ragged, over pages' ends and rings'; with nothing to do, nothing resident, or nothing to count and some to give up; all
-// given up.
+// Ragged sequences, across the ends of pages and rings: with nothing to do, with nothing resident, with nothing to count but
+// averages to hand over, and with all averages handed over.
 const std::vector<ObserveSequence> kRagged = {{0, 3, 3, 0},     {7, 200, 1, 64}, {5, 5, 0, 0},     {300, 520, 5, 20},
                                               {90, 131, 2, 41}, {63, 65, 1, 1},  {70, 100, 0, 10}, {400, 401, 40, 0},
                                               {0, 100, 70, 3},  {5, 60, 0, 0}};
@@ -71,14 +71,14 @@ void every_type_and_dim(void**) {
       if (is_few && dim != 64 && dim != 100) continue;
       ObserveOptions options = options_of(type, dim);
       options.q_type = kTensorTypes[seed % 3];
-      options.gap = static_cast<int32_t>(seed % 5);  // odd ones leave rows at odd addresses
+      options.gap = static_cast<int32_t>(seed % 5);  // odd gaps put rows at odd addresses
       options.has_appended = seed % 2 == 0;
       options.seed = seed++;
       check_one(options);
     }
 }
 
-// For tools that look at every access.
+// For tools that watch every memory access.
 void every_kernel(void**) {
   for (const int32_t type : kTypes)
     for (const int32_t dim : {64, 128, 256})
@@ -89,7 +89,7 @@ void every_kernel(void**) {
       }
 }
 
-// Groups, page lengths, what counts and how much, soft caps, sizes of logits.
+// Varies groups, page lengths, the number and weight of counted queries, soft caps, and sizes of logits.
 void any_call(void**) {
   reference::Random random(7);
   for (int i = 0; i < (is_few ? 4 : 60); ++i) {
@@ -120,7 +120,7 @@ void any_call(void**) {
   }
 }
 
-// More runs of keys than blocks, more pairs than blocks at once.
+// More runs of keys than blocks, and more pairs than blocks at a time.
 void large_windows(void**) {
   if (is_few) return;
   for (const int32_t type : {TANDEM_BF16, TANDEM_Q8_0}) {
@@ -149,7 +149,7 @@ void nothing_at_all(void**) {
   assert_int_equal(c.observed(), 1);
 }
 
-// Tickets in their turn, each in its slot, averages going on from call to call.
+// Tickets come in turn, each in its slot, and averages go on from call to call.
 void tickets_go_on(void**) {
   ObserveOptions options = options_of(TANDEM_F16, 96);
   options.sequences = {{30, 200, 1, 8}, {0, 90, 2, 0}};
@@ -193,7 +193,7 @@ void bits_are_the_same_each_time(void**) {
   }
 }
 
-// The host does not answer: the third append finds no slot, and from then on nothing is written.
+// The host does not answer. The third append finds no free slot, and from then on nothing is written.
 void after_a_fault_nothing_is_done(void**) {
   ObserveOptions options = options_of(TANDEM_BF16, 64);
   options.sequences = {{0, 100, 1, 10}};
@@ -210,7 +210,7 @@ void after_a_fault_nothing_is_done(void**) {
   assert_true(c.memory() == before);
 }
 
-// The host has lost the second ticket: calls go on, and from then on weights do not count.
+// The host has lost the second ticket. Calls go on, and weights no longer count.
 void what_is_lost_does_not_count(void**) {
   for (const uint64_t first_lost : {uint64_t{1}, uint64_t{2}}) {
     ObserveOptions options = options_of(TANDEM_BF16, 64);
@@ -248,7 +248,7 @@ void what_cannot_be_is_refused(void**) {
   refused(TANDEM_ERROR_INTERNAL, "", [](ObserveCase& c, tandem::Layer&) { c.observe_call.n_counted = 0; });
 }
 
-// What merge() leaves for observe(), and for the host where it is wanted.
+// merge() leaves lse for observe(), and for the host if the host wants it.
 void merged_lse_stay(void**) {
   for (const bool is_observed : {true, false}) {
     ExchangeOptions options;
@@ -258,7 +258,7 @@ void merged_lse_stay(void**) {
     options.layer.k_type = options.layer.v_type = TANDEM_BF16;
     options.layer.sinks = {-1.0f, 2.0f, -INFINITY, 0.5f, 60.0f, -60.0f};
     options.sequences = {{0, 200, 2, false, true}, {300, 500, 5, true, true}, {64, 95, 3, true, false}};
-    options.max_tokens = 12;  // two of no sequence
+    options.max_tokens = 12;  // two rows of no sequence
     ExchangeCase c(*device, options);
     c.merge_call.is_observed = is_observed;
     std::vector<float> before(12 * 6), after(12 * 6);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What head patterns choose, and the key lists that follow from it, against double precision.
+// The choices of head patterns and the key lists made of them, against double precision.
 //
 //   patterns_test [MODULE [TYPE]]    TYPE: index of the only storage type of K, so that several can be tested at once
 #include <algorithm>
@@ -24,11 +24,11 @@ constexpr uint32_t kAllKinds =
     TANDEM_PATTERN_FULL | TANDEM_PATTERN_A_SHAPE | TANDEM_PATTERN_VERTICAL_SLASH | TANDEM_PATTERN_BLOCK_SPARSE;
 
 const test::OpenDevice* device = nullptr;
-std::span<const int32_t> types = kTypes;  // that this process tests
+std::span<const int32_t> types = kTypes;  // the types that this process tests
 
 int32_t type_of(uint64_t seed) { return types[seed % types.size()]; }
 
-// It ends the program where a call is wrong, so such calls are not made.
+// The stand-in ends the program at a wrong call, so tests do not make wrong calls on it.
 bool is_stand_in() { return std::strncmp(device->info.name, "Stand-in", 8) == 0; }
 
 void expect_right(const PatternCase& c, const std::string& fault) {
@@ -69,7 +69,7 @@ PatternOptions any_options(uint64_t seed) {
   return options;
 }
 
-// All heads at once, and one of each group at a time.
+// Checks the lists of all heads at once, and of one head of each group at a time.
 void expect_all_right(PatternCase& c, const PatternOptions& options) {
   expect_right(c, c.index());
   const int32_t group_size = options.group_size, n_kv_heads = options.n_kv_heads;
@@ -92,7 +92,7 @@ void any_calls(void**) {
   }
 }
 
-// Wherever the first query is.
+// The first query may be any token.
 void all_first_tokens(void**) {
   for (int64_t first = 0; first < 70; first += 3) {
     PatternOptions options = any_options(static_cast<uint64_t>(first) + 500);
@@ -108,7 +108,7 @@ void all_first_tokens(void**) {
   }
 }
 
-// Of more keys than a block of threads walks over, and of fewer in a sequence beside it.
+// More keys than a block of threads walks over, and fewer in a second sequence.
 void many_keys(void**) {
   for (uint64_t seed = 1; seed <= 2; ++seed) {
     PatternOptions options;
@@ -144,7 +144,7 @@ void many_heads(void**) {
   expect_right(c, c.list({0, 11, 9}));
 }
 
-// Keys that are equal have equal scores, of which the lower are chosen.
+// Equal keys have equal scores. The lower ones are chosen.
 void equal_scores(void**) {
   for (const int64_t period : {1, 64, 192}) {
     PatternOptions options = any_options(static_cast<uint64_t>(period) + 40);
@@ -176,7 +176,7 @@ void scores_that_are_no_numbers(void**) {
   }
 }
 
-// Lists follow from any bits: few, and nearly all. The longest has more units than are looked at in one go.
+// Lists made of any bits: few set, and nearly all. The longest list has more units than a kernel reads in one go.
 void lists_of_any_choices(void**) {
   uint64_t seed = 1;
   for (const double share : {0.0, 0.001, 0.1, 0.99})
@@ -198,7 +198,7 @@ void lists_of_any_choices(void**) {
     }
 }
 
-// A list that has no room for its granules is wrong, and the others are right.
+// A list without room for its granules is wrong, and the others are right.
 void lists_without_room(void**) {
   if (is_stand_in()) return;
   PatternOptions options = any_options(77);

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: MIT
-// Key lists with granules in prefill kernels: more query rows of a sequence than decode kernels take, of which all rows of
-// a KV head attend the list's keys. Against double precision, as in prefill_test.cc. Keys that no list names are NaN.
+// Key lists with granules in prefill kernels: more query rows of a sequence than decode kernels take. All rows of a KV head
+// attend the list's keys. The outputs are compared with double precision, as in prefill_test.cc. Keys that no list names are
+// NaN.
 //
 //   prefill_granules_test [MODULE]
 //
-// TANDEM_TEST_FILTER=granules_over_few_keys: for tools that look at every access.
+// TANDEM_TEST_FILTER=granules_over_few_keys: for tools that watch every memory access.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -44,7 +45,7 @@ void assert_left_right(const WindowCase& c, const WindowOptions& options) {
              verdict.message.c_str());
 }
 
-// The second call finds what the first has left in the workspace.
+// The second call finds the workspace as the first one left it.
 void assert_right_twice(const WindowOptions& options) {
   WindowCase c(*device, options);
   c.clear_output();
@@ -56,7 +57,7 @@ void assert_right_twice(const WindowOptions& options) {
   assert_true(c.output() == first);
 }
 
-// Lists of one head or of all, of single tokens and of long units, in front of a range or without one, some of them empty.
+// Lists of one head or of all heads, of single tokens and of long units, before a range or without one, some of them empty.
 void types_and_dims(void**) {
   constexpr int32_t kGroups[] = {1, 2, 3, 4, 5, 7, 8, 16};
   constexpr double kShares[] = {0.02, 0.2, 0.5, 1.0, 0.002};
@@ -91,7 +92,7 @@ void granules_over_few_keys(void**) {
     }
 }
 
-// Granules behind a query's own token, and behind sliding windows: of the layer and of each list's own.
+// Granules after a query's own token, and granules too old for sliding windows, of the layer and of each list.
 void causality_and_sliding_windows(void**) {
   uint64_t seed = 1;
   for (const TypePair types : kTypes)
@@ -109,7 +110,7 @@ void causality_and_sliding_windows(void**) {
         }
 }
 
-// Few items, whose keys are shared out in clusters and among several of these; lists that only one cluster needs; more items
+// Few items, whose keys are shared out in clusters and among several clusters; lists that need only one cluster; more items
 // than blocks run at once.
 void splits_and_clusters(void**) {
   uint64_t seed = 1;
@@ -139,7 +140,7 @@ void pages_of_other_lengths(void**) {
     }
 }
 
-// What a graph is replayed with: the launch is the same, lists in device memory are not.
+// As a graph is replayed: the launch stays the same, lists in device memory change.
 void lists_change_between_calls(void**) {
   for (const TypePair types : kTypes) {
     WindowOptions options = listed(types, 3, 128, 4, {{0, 3000, 64}, {50, 900, 20}, {0, 5000, 33}},
@@ -172,7 +173,7 @@ void repeats_are_bit_equal(void**) {
     }
 }
 
-// Rows of a wrong list are NaN, those of others as they were.
+// Rows of a wrong list are NaN, the other rows are as before.
 void wrong_lists_are_nan(void**) {
   constexpr int32_t kHeads = 3, kGroup = 4, kDim = 128;
   for (const TypePair types : kTypes)
@@ -187,7 +188,7 @@ void wrong_lists_are_nan(void**) {
         assert_left_right(c, options);
         const std::vector<uint8_t> right = c.output();
         std::vector<tandem::DeviceKeys> keys = c.named().keys();
-        keys[1].n = -1;  // of the first sequence
+        keys[1].n = -1;  // the first sequence's list
         device->upload(const_cast<tandem::DeviceKeys*>(c.lists().keys), keys.data(),
                        static_cast<int64_t>(keys.size() * sizeof keys[0]));
         c.clear_output();
@@ -198,7 +199,7 @@ void wrong_lists_are_nan(void**) {
         for (int64_t row = 0; row < kRows; ++row) {
           const bool is_wrong = row < 64 * kRowHeads && row % kRowHeads / kGroup == 1;
           for (int64_t i = 0; i <= kDim; ++i) {
-            const int64_t at = i < kDim ? row * kDim + i : kRows * kDim + row;  // lse behind o
+            const int64_t at = i < kDim ? row * kDim + i : kRows * kDim + row;  // lse comes after o
             if (is_wrong ? !std::isnan(o[at]) : o[at] != was[at])
               fail_msg("row %d, number %d: %f, was %f", static_cast<int>(row), static_cast<int>(i),
                        static_cast<double>(o[at]), static_cast<double>(was[at]));
@@ -207,7 +208,7 @@ void wrong_lists_are_nan(void**) {
       }
 }
 
-// Where no prefill kernel takes granules, 64 rows are the most.
+// Without a prefill kernel that takes granules, 64 rows are the limit.
 void refusals(void**) {
   struct {
     int32_t k_type, q_type;
@@ -233,7 +234,7 @@ void refusals(void**) {
     }
   WindowOptions options = listed(kTypes[1], 2, 128, 4, {{0, 333, 40}}, {.n_heads = 2});
   WindowCase c(*device, options);
-  c.call().q.head_stride += 4;  // rows do not begin at 16 bytes
+  c.call().q.head_stride += 4;  // rows are not aligned to 16 bytes
   assert_int_equal(device->table->most_list_rows(device->self, c.call().layer, &c.call().q), 64);
   c.call().q.head_stride -= 4;
   c.call().before_o = c.call().before_lse = c.call().lse;

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
-// Prefill kernels of the CUDA module against double precision. The bounds are those of decode, but that the plain
+// Prefill kernels of the CUDA module against double precision. The bounds are those of decode, except that the plain
 // computation rounds its weights where the kernels may (reference/gate.h).
 //
 //   prefill_test [MODULE [PAIR]]    PAIR: index of the only pair of types, so that several can be tested at once
 //
-// TANDEM_TEST_FILTER=every_kernel_over_few_keys, or tiles_over_few_keys: for tools that look at every access.
+// TANDEM_TEST_FILTER=every_kernel_over_few_keys, or tiles_over_few_keys: for tools that watch every memory access.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -27,15 +27,15 @@ using tandem::test::WindowOptions;
 using tandem::test::WindowSequence;
 
 OpenDevice* device = nullptr;
-reference::GateShares exact, rounded;  // of calls that must not round weights, and of those that may
+reference::GateShares exact, rounded;  // of calls that must not round weights, and of calls that may
 
-std::span<const TypePair> pairs = tandem::test::kPairs;  // those that this process tests
+std::span<const TypePair> pairs = tandem::test::kPairs;  // the pairs that this process tests
 
 WindowOptions options_of(TypePair types, int32_t dim, int32_t group, std::vector<WindowSequence> sequences) {
   return tandem::test::options_of(types, 2, dim, group, std::move(sequences));
 }
 
-// What a call has left.
+// Checks the outputs of a call.
 void assert_left_right(const WindowCase& c, const WindowOptions& options) {
   const reference::GateVerdict verdict = c.check();
   const bool may_round = options.q_type != TANDEM_F32 && options.layer.v_type != TANDEM_F32;
@@ -49,7 +49,7 @@ void assert_right(WindowCase& c, const WindowOptions& options) {
   assert_left_right(c, options);
 }
 
-// The second call finds what the first has left in the workspace.
+// The second call finds the workspace as the first one left it.
 void assert_right_twice(const WindowOptions& options) {
   WindowCase c(*device, options);
   tandem::DeviceError error;
@@ -62,7 +62,7 @@ void assert_right_twice(const WindowOptions& options) {
 }
 
 void types_and_dims(void**) {
-  constexpr int kCases = 21;  // of a pair
+  constexpr int kCases = 21;  // for each pair
   uint64_t seed = 1 + kCases * static_cast<uint64_t>(pairs.data() - tandem::test::kPairs);
   for (const TypePair types : pairs)
     for (const int32_t dim : {64, 80, 96, 112, 128, 192, 256})
@@ -87,8 +87,8 @@ void every_kernel_over_few_keys(void**) {
                                    });
 }
 
-// Few rows, and more than a tile of them: alone, so that their keys are split among blocks that merge, in clusters and
-// between them; with others of one query; over fewer keys than there are blocks.
+// Few rows, and more than one tile of them. Alone, their keys are split among blocks that merge, within clusters and between
+// them. Also together with sequences of one query, and over fewer keys than there are blocks.
 void few_rows(void**) {
   uint64_t seed = 1;
   for (const TypePair types : pairs)
@@ -108,7 +108,7 @@ void few_rows(void**) {
         }
 }
 
-// As many items as there is nothing to split for, and lengths around the borders of tiles.
+// So many items that nothing is split, and lengths around the borders of tiles.
 void lengths_and_begins(void**) {
   std::vector<WindowSequence> sequences;
   for (const int64_t n : {1, 2, 15, 16, 17, 63, 64, 65, 127, 128, 129, 500})
@@ -118,7 +118,8 @@ void lengths_and_begins(void**) {
     for (const int32_t dim : {64, 128, 256}) assert_right_twice(options_of(types, dim, 2, sequences));
 }
 
-// Groups that divide no tile, more query rows than a tile has, whole prompts, and a batch where most have none.
+// Groups that do not divide a tile, more query rows than a tile has, whole prompts, and a batch in which most sequences have
+// no query.
 void ragged_batches(void**) {
   for (const TypePair types : pairs)
     for (const int32_t group : {1, 3, 5, 16})
@@ -126,8 +127,8 @@ void ragged_batches(void**) {
                                     {{0, 150, 150}, {30, 200, 1}, {100, 103, 3}, {0, 1, 0}, {0, 260, 129}, {64, 64, 0}}));
 }
 
-// Keys are shared out by length: among clusters of 8, 4 and 2 blocks, as there are more KV heads, and among blocks alone.
-// More sequences than a warp has lanes, the longest behind them; windows that leave it shorter than others.
+// Keys are shared out by length, among clusters of 8, 4 and 2 blocks with a rising number of KV heads, and among single
+// blocks. There are more sequences than a warp has lanes, with the longest at the end. Windows make it shorter than others.
 void unlike_lengths(void**) {
   std::vector<WindowSequence> few = {{0, 40, 9}, {0, 9000, 16}, {0, 300, 2}, {5, 5, 0}, {77, 3000, 33}, {0, 17, 17}};
   std::vector<WindowSequence> many;
@@ -147,9 +148,9 @@ void unlike_lengths(void**) {
     }
 }
 
-// Items use one of their clusters or all of them, as they have few tiles of keys or many: items of one sequence and of
-// several, and lengths that change between calls of one launch. Those of the first sequence are where that turns on an H100:
-// twice for numbers of 16 bits, then for 4 bits and e4m3, and for 8 bits.
+// Items with few tiles of keys use one of their clusters, items with many use all. The cases have one sequence and several,
+// and lengths change between calls of one launch. The first sequence's lengths lie where an H100 switches: twice for 16-bit
+// numbers, then for 4 bits and e4m3, and for 8 bits.
 void one_cluster_or_all(void**) {
   const std::vector<WindowSequence> batches[] = {
       {{0, 5504, 260}}, {{0, 3968, 40}}, {{0, 9000, 40}, {5, 3000, 33}, {0, 100, 3}}};
@@ -183,7 +184,7 @@ void sliding_windows_soft_caps_and_sinks(void**) {
       }
 }
 
-// A range and a sliding window of each head's own.
+// Each head has a range and a sliding window of its own.
 void lists_of_ranges(void**) {
   uint64_t seed = 1;
   for (const TypePair types : pairs)
@@ -201,7 +202,7 @@ void lists_of_ranges(void**) {
         }
 }
 
-// Keys that each query names for itself. Those that no query names are NaN.
+// Each query names keys for itself. Keys that no query names are NaN.
 WindowOptions tiles_of(TypePair types, int32_t dim, int32_t group, std::vector<WindowSequence> sequences,
                        const tandem::test::TileOptions& tiles) {
   WindowOptions options = options_of(types, dim, group, std::move(sequences));
@@ -226,7 +227,7 @@ void tiles_of_types_and_dims(void**) {
         }
 }
 
-// A few keys of many: only by lists are the others, which are NaN, not read.
+// Queries name few of many keys. The others are NaN, so a kernel that reads them fails.
 void tiles_of_long_sequences(void**) {
   for (const TypePair types : pairs)
     for (const int32_t dim : {64, 128, 256})
@@ -235,7 +236,7 @@ void tiles_of_long_sequences(void**) {
                                     {.n_heads = 2, .unit = unit, .share = unit == 64 ? 0.5 : 0.03, .n_shared = 5}));
 }
 
-// One to 128 queries a list, and groups that divide none.
+// One to 128 queries in a list, and groups that divide no list.
 void tiles_of_groups(void**) {
   for (const TypePair types : pairs)
     for (const int32_t group : {1, 2, 3, 5, 7, 16, 32, 48}) {
@@ -366,7 +367,7 @@ void pages_of_other_lengths(void**) {
     }
 }
 
-// What a graph is replayed with: the launch is the same, lengths in device memory are not.
+// As a graph is replayed: the launch stays the same, lengths in device memory change.
 void lengths_change_between_calls(void**) {
   for (const TypePair types : pairs) {
     const WindowOptions options = options_of(types, 128, 4, {{0, 2000, 50}, {50, 900, 20}, {0, 1100, 1}});
@@ -378,7 +379,7 @@ void lengths_change_between_calls(void**) {
   }
 }
 
-// Calls of decode and of prefill may use one workspace in turns.
+// Calls of decode and of prefill can use one workspace in turn.
 void a_workspace_serves_every_call(void**) {
   WindowCase prefill(*device, options_of({TANDEM_BF16, TANDEM_BF16}, 128, 4, {{0, 3000, 40}, {0, 100, 64}}));
   WindowCase decode(*device, options_of({TANDEM_Q4_0, TANDEM_Q4_0}, 128, 8, {{0, 4000, 2}}));
@@ -396,7 +397,8 @@ void a_workspace_serves_every_call(void**) {
   device->table->release(device->self, workspace);
 }
 
-// The work space of a call serves those of fewer sequences and queries, whatever the type of these: what is behind it stays.
+// The workspace of a call also serves calls with fewer sequences and queries, whatever the type of their queries. Bytes
+// after it do not change.
 void a_workspace_serves_shorter_calls(void**) {
   constexpr int64_t kBehind = 65536;
   struct {
@@ -445,7 +447,8 @@ void long_diffuse_attention(void**) {
     }
 }
 
-// Keys in parts, a call each: of many queries and of so few that without states of before they would be another kernel's.
+// Keys in parts, with a call for each part: with many queries, and with so few that another kernel would take them if no
+// earlier states came in.
 void parts_go_into_states(void**) {
   const std::vector<WindowSequence> many = {{0, 900, 70}, {70, 1200, 300}, {0, 3, 1}, {10, 10, 2}}, few = {{5, 3000, 2}};
   for (const TypePair types : pairs)

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT
-// Rows of K and V that a module makes of hidden states, against double precision.
+// Rows of K and V that a module makes from hidden states, against double precision.
 //
 //   rebuild_test [MODULE]
 //
-// Under compute-sanitizer's racecheck the kernels of cuBLAS (nvjet_sm90_...) have hazards, which are theirs: a hazard names
-// its kernel, and those of norm_kernel and store_kernel alone would be ours.
+// Under compute-sanitizer's racecheck the kernels of cuBLAS (nvjet_sm90_...) have hazards of their own. A hazard names its
+// kernel. Only those of norm_kernel and store_kernel would be this library's.
 //
-// The reference normalises in double precision and rounds to the weights' type, multiplies and rotates in double precision;
-// what is stored may be off by its storage type's rounding, and by what f32 sums lose.
+// The reference normalises in double precision, rounds to the weights' type, and multiplies and rotates in double precision.
+// A stored number may be off by its storage type's rounding and by the error of f32 sums.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -36,14 +36,14 @@ struct RebuildOptions {
   int32_t hidden_dim = 256, n_kv_heads = 2, k_dim = 64, v_dim = 64;
   int32_t norm = TANDEM_NORM_NONE, rope = 0, rope_dims = 64;
   bool is_out_by_in = false, has_bias = false, has_norm_vectors = false;
-  bool is_v_first = false;  // in memory
+  bool is_v_first = false;  // in memory, V's weights come before K's
   int64_t n_rows = 150, position = 5;
   double x_middle = 0.0;
-  std::vector<int64_t> nan_rows;  // of x: nobody's
+  std::vector<int64_t> nan_rows;  // rows of x that belong to no token
   uint64_t seed = 1;
 };
 
-// One plane's numbers as they should be, and what they may be off by before they are rounded.
+// The expected numbers of a plane, and by how much each may be off before it is rounded.
 struct Expected {
   std::vector<double> y, slack;  // [n_rows, n_out]
 };
@@ -96,7 +96,7 @@ class RebuildCase {
     return static_cast<T*>(owned_.back());
   }
 
-  // Drawn, rounded to the type.
+  // Draws numbers, rounds them to the type and returns their bytes.
   std::vector<std::byte> draw_elements(int32_t type, int64_t n, double size, std::vector<double>* numbers) {
     for (int64_t i = 0; i < n; ++i) numbers->push_back(size * random_.normal());
     reference::round_all(type, numbers->data(), n);
@@ -104,13 +104,13 @@ class RebuildCase {
     reference::store_all(type, numbers->data(), n, elements.data());
     return elements;
   }
-  // And uploaded.
+  // Draws numbers and uploads them.
   const void* draw(int32_t type, int64_t n, double size, std::vector<double>* numbers) {
     const std::vector<std::byte> elements = draw_elements(type, n, size, numbers);
     return own(elements.data(), static_cast<int64_t>(elements.size()));
   }
 
-  // As rows are stored.
+  // Draws hidden states in the format of stored rows.
   void draw_hidden() {
     const int64_t dim = o_.hidden_dim, bytes = layer_.x_bytes();
     std::vector<std::byte> rows(static_cast<size_t>(o_.n_rows * bytes));
@@ -173,8 +173,8 @@ class RebuildCase {
     for (int32_t p = 0; p < kPlanes; ++p) call_.pages.planes[p] = pool_ + at_[p];
   }
 
-  // As the products take it. slack: gets by how much more or less an element may be, where f32 rounds what is normalised to
-  // the other side.
+  // Returns a row as input of the products. slack: by how much each element may be off, because f32 may round the normalised
+  // number to the other side.
   std::vector<double> products_row(int64_t row, std::vector<double>* slack) const {
     const int64_t dim = o_.hidden_dim;
     std::vector<double> x(x_.begin() + row * dim, x_.begin() + (row + 1) * dim);
@@ -186,7 +186,7 @@ class RebuildCase {
         o_.norm == TANDEM_NORM_NONE ? 1.0 : 1.0 / std::sqrt(square + static_cast<double>(projection_.norm_eps));
     slack->assign(x.size(), 0.0);
     for (size_t i = 0; i < x.size(); ++i) {
-      double off = std::abs(x[i]) + std::abs(mean);  // what f32 rounds on the way
+      double off = std::abs(x[i]) + std::abs(mean);  // bounds what f32 rounds on the way
       x[i] = (x[i] - mean) * scale;
       if (!norm_weight_.empty()) x[i] *= norm_weight_[i], off *= std::abs(norm_weight_[i]);
       if (!norm_bias_.empty()) x[i] += norm_bias_[i];
@@ -237,7 +237,7 @@ class RebuildCase {
     }
   }
 
-  // Of a row's element: what its storage type may be off by.
+  // Returns the largest rounding error of the storage type in element i of a row.
   static double rounding(int32_t type, const double* y, int64_t dim, int64_t i) {
     if (!reference::has_groups(type))
       return 0.51 * reference::epsilon(type) * std::abs(y[i]) + (type == TANDEM_E4M3 ? 0x1p-10 : 1e-7);
@@ -271,7 +271,7 @@ class RebuildCase {
       }
   }
 
-  // Where a row is; its bytes count as written.
+  // Returns the address of a row in the pool and marks its bytes as written.
   const std::byte* place(const std::vector<std::byte>& pool, Plane plane, int64_t row, int32_t head) {
     const int64_t bytes = plane_bytes(layer_).of[plane];
     const int64_t at =
@@ -308,7 +308,7 @@ void types(void**) {
   RebuildOptions options;
   options.k_type = TANDEM_Q8_0;
   options.v_type = TANDEM_Q4_0;
-  options.x_type = TANDEM_F16;  // of other types than the weights
+  options.x_type = TANDEM_F16;  // another type than the weights
   options.has_bias = true;
   check(options);
 }
@@ -347,7 +347,7 @@ void dims_and_orders(void**) {
     }
 }
 
-// As where offloaded weights go through a ring. Of so many numbers that cuBLAS takes its kernels for Hopper.
+// V's weights may come first, as when offloaded weights go through a ring. The sizes make cuBLAS use its kernels for Hopper.
 void v_may_lie_before_k(void**) {
   for (const bool is_v_first : {false, true})
     for (const bool is_out_by_in : {false, true}) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Keys and queries that a module rotates as they are appended, attended to against double precision: by RoPE, or, where the
-// layer has none, by a Walsh-Hadamard matrix, whose rows must be the host's to the last bit.
+// Keys and queries that a module rotates as they are appended, attended against double precision. The rotation is RoPE or,
+// in layers without it, a Walsh-Hadamard matrix, whose rows must be the host's to the last bit.
 //
 //   rope_test [MODULE]
 #include <algorithm>
@@ -30,12 +30,12 @@ reference::GateShares shares;
 
 struct RopeOptions {
   reference::RefLayer layer;
-  int64_t n_before = 0, position = 0;  // tokens before the queries; position of the first
+  int64_t n_before = 0, position = 0;  // tokens before the queries, and the first one's position
   int32_t q_len = 1;
   uint64_t seed = 1;
 };
 
-// One sequence: its tokens appended in several calls, the last of them attended.
+// One sequence. Several calls append its tokens, and the queries of the last call attend.
 class RopeCase {
  public:
   explicit RopeCase(const RopeOptions& options) : options_(options), random_(options.seed) {
@@ -136,7 +136,7 @@ class RopeCase {
     return numbers;
   }
 
-  // As it reads back from the store.
+  // Appends to *kept the rows as they read back from the store.
   void keep(int32_t dtype, int64_t dim, const std::vector<float>& rows, std::vector<float>* kept) const {
     std::vector<std::byte> codes(4096), scales(4096);
     std::vector<double> x(static_cast<size_t>(dim));
@@ -182,7 +182,7 @@ class RopeCase {
     std::atomic_ref<uint64_t>(flags_->answered).store(++n_appended_);
   }
 
-  // The host's and the device's are the same.
+  // Asserts that host and device get the same queries.
   void check_queries(int32_t n) const {
     const int64_t dim = layer_.k_head_dim, group = layer_.group_size;
     std::vector<float> rotated(static_cast<size_t>(n * layer_.n_q_heads * dim));
@@ -197,7 +197,7 @@ class RopeCase {
       }
   }
 
-  // In the slot, as the host would have rounded them. keys: rotated.
+  // Asserts that the slot has the keys as the host would round them. keys: rotated.
   void check_keys(int32_t n, const std::vector<float>& keys) const {
     const int64_t dim = layer_.k_head_dim, n_heads = layer_.n_kv_heads;
     const PlaneBytes bytes = plane_bytes(layer_);
@@ -272,7 +272,7 @@ class RopeCase {
   ExchangeFlags* flags_ = nullptr;
   std::byte* slots_ = nullptr;
   uint64_t n_appended_ = 0;
-  std::vector<float> k_, v_, q_;  // as stored; of the last call
+  std::vector<float> k_, v_, q_;  // as stored; q_ of the last call
   std::vector<void*> owned_, shared_;
 };
 

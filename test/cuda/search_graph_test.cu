@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// A search that is captured once and replayed while its sequences grow: what it finds in device memory then is what counts.
+// A search that is captured once and replayed while its sequences grow. Each replay must use what device memory holds then.
 //
 //   search_graph_test [MODULE]
 #include "device/search_case.h"

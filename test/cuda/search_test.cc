@@ -23,7 +23,7 @@ using test::SearchOptions;
 constexpr int32_t kTypes[] = {TANDEM_F32, TANDEM_F16, TANDEM_BF16, TANDEM_E4M3, TANDEM_Q8_0, TANDEM_Q4_0};
 
 const test::OpenDevice* device = nullptr;
-std::span<const int32_t> types = kTypes;  // that this process tests
+std::span<const int32_t> types = kTypes;  // the types that this process tests
 test::SearchCounts counts;
 
 int32_t type_of(uint64_t seed) { return types[seed % types.size()]; }
@@ -34,7 +34,7 @@ void expect_right(const SearchCase& c, const std::string& fault) {
 
 Judge any_judge(reference::Random& random) { return random.pick({Judge::kDescent, Judge::kBounds, Judge::kExact}); }
 
-// Up to four stages with any judges, that each keep some of what the one before keeps.
+// Returns up to four stages with any judges. Each keeps some of the chunks that the one before keeps.
 PruningRecord any_record(reference::Random& random, int64_t longest) {
   PruningRecord record;
   int64_t chunk_len = random.pick({256, 64, 64, 32, 16, 8}), largest = chunk_len, interval = 1;
@@ -77,7 +77,7 @@ SearchOptions any_options(uint64_t seed) {
   return options;
 }
 
-// One block for each sequence, whose query is the token before `end`.
+// Returns one block for each sequence, whose query is the token before `end`.
 std::vector<SearchBlock> decode_blocks(const std::vector<int64_t>& ends) {
   std::vector<SearchBlock> blocks;
   for (size_t s = 0; s < ends.size(); ++s) blocks.push_back({s, ends[s], 1, 7});
@@ -168,7 +168,7 @@ void lists_are_kept(void**) {
     }
 }
 
-// Stages come and go as the sequence grows; at first, and in the end, none is there.
+// Stages begin and cease to exist as the sequence changes. At first, and at the end, none exists.
 void stages_come_and_go(void**) {
   PruningRecord record = record_of({PruningStage{Judge::kBounds, 32, 320, 8}, PruningStage{Judge::kExact, 8, 64, 4},
                                     PruningStage{Judge::kDescent, 8, 64, 4}},
@@ -206,7 +206,7 @@ void presets(void**) {
   }
 }
 
-// Blocks of up to 64 queries, of one sequence and of several.
+// Returns blocks of up to 64 queries, of one sequence and of several.
 std::vector<SearchBlock> append_blocks(const std::vector<int64_t>& lengths, int32_t block_len, reference::Random& random) {
   std::vector<SearchBlock> blocks;
   for (size_t s = 0; s < lengths.size(); ++s) {
@@ -220,7 +220,7 @@ std::vector<SearchBlock> append_blocks(const std::vector<int64_t>& lengths, int3
   return blocks;
 }
 
-// Twice the same.
+// Searches the same blocks twice.
 void append_blocks_of(SearchOptions options, int32_t block_len, uint64_t seed) {
   reference::Random random(seed);
   options.keeps_lists = false;
@@ -239,7 +239,7 @@ void append_any(void**) {
     append_blocks_of(any_options(1000 + seed), reference::Random(seed).pick({64, 64, 32, 16, 8, 1}), seed);
 }
 
-// Blocks of 16 queries and more in bf16, for which there are kernels of their own.
+// Blocks of 16 queries and more in bf16, which have kernels of their own.
 void append_many_queries(void**) {
   for (uint64_t seed = 1; seed <= 24; ++seed) {
     SearchOptions options = any_options(2000 + seed);
@@ -265,8 +265,8 @@ void append_by_presets(void**) {
     }
 }
 
-// Chunks with equal keys: the lower ones are kept, in every stage. Halves of chunks whose first keys are equal: a descent
-// takes the lower one.
+// Of chunks with equal keys the lower ones are kept, in every stage. Of two halves of a chunk whose first keys are equal, a
+// descent takes the lower one.
 void equal_scores(void**) {
   constexpr Judge kJudges[] = {Judge::kBounds, Judge::kExact, Judge::kDescent};
   uint64_t seed = 1;
@@ -292,8 +292,8 @@ void equal_scores(void**) {
       }
 }
 
-// Chunks of which all keys are NaN are kept before the others: fewer of them than a stage keeps, and more. Where a query is
-// NaN, all scores are.
+// Chunks whose keys are all NaN are kept before the others, both when they are fewer and when they are more than a stage
+// keeps. If a query is NaN, all scores are.
 void scores_that_are_no_numbers(void**) {
   constexpr Judge kJudges[] = {Judge::kBounds, Judge::kExact, Judge::kDescent};
   uint64_t seed = 1;
@@ -304,7 +304,7 @@ void scores_that_are_no_numbers(void**) {
         options.record = record_of({PruningStage{first, 64, 512, 8}, PruningStage{last, 8, 256, 4}}, 64, 160);
         options.k_type = type_of(seed);
         options.dim = 64;
-        options.group_size = n_nan > 0 ? 1 : 4;  // no list has logarithms of sums, which are NaN for all chunks
+        options.group_size = n_nan > 0 ? 1 : 4;  // avoids log-sum-exps of lists, which would be NaN for all chunks
         options.shares_lists = false;
         options.nan_begin = 640;
         options.nan_end = 640 + n_nan;
@@ -318,7 +318,7 @@ void scores_that_are_no_numbers(void**) {
       }
 }
 
-// The newest chunk that is complete before the query gets its bounds, of each length, wherever the query is.
+// The newest chunk that is complete before the query gets its bounds, for each chunk length, wherever the query is.
 void newest_bounds(void**) {
   for (const int64_t page_len : {64, 128, 256})
     for (const int64_t end : {1, 2, 8, 9, 16, 17, 63, 64, 65, 66, 127, 128, 129, 256, 257, 258, 300, 513}) {

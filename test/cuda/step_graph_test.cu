@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Planned steps on a GPU: replays of a graph give the bits of calls one by one, while windows evict, selections change and
+// Planned steps on a GPU: replays of a graph give the bits of single calls, while windows evict, selections change and
 // sequences grow.
 #include "hybrid_case.h"
 #include "with_cmocka.h"
@@ -22,7 +22,7 @@ void replays_are_as_calls(const char* policy, int32_t rope = TANDEM_ROPE_CALLER)
   options.sink_tokens = 4;
   options.halo_tokens = 1;
   HybridSession calls(of_calls, options), replays(of_replays, options);
-  Call call(3);  // one place for all steps: a graph holds addresses
+  Call call(3);  // the same addresses for all steps, because a graph holds them
   int64_t selected = -1;
   int n_changes = 0;
   for (int step = 0; step < kSteps; ++step) {

@@ -39,7 +39,7 @@ void WindowCase::make_layer() {
   row_bytes_ = plane_bytes(layer_);
 }
 
-// Each sequence's pages: a table as long as its keys need and one page more, through which tokens go round.
+// Makes each sequence's page table, which is used as a ring. It is one page longer than its keys need.
 void WindowCase::make_pages(reference::Random& random) {
   for (const WindowSequence& sequence : options_.sequences) {
     const int64_t first_page = sequence.begin / options_.page_len;
@@ -60,7 +60,7 @@ void WindowCase::make_pages(reference::Random& random) {
   }
   for (int64_t& page : tables_) page *= page_bytes_;
   pool_.assign(static_cast<size_t>(page_bytes_ * n_pages_), std::byte{0xff});
-  // The page called 0 is the first sequence's first one, as in a session: others lie before it.
+  // Page 0 of the tables is the first sequence's first page, as in a session. Other pages lie before it.
   const int64_t called_0 = options_.has_no_page_0 ? -(INT64_C(1) << 40) : tables_[0];
   for (const int64_t page : tables_) from_first_.push_back(page - called_0);
   if (options_.tiles.n_heads > 0) {
@@ -70,12 +70,13 @@ void WindowCase::make_pages(reference::Random& random) {
     tiles_ = std::make_unique<NamedTiles>(options_.tiles, layer_.group_size, max_q_len, descriptors_, of_tiles);
   }
   if (options_.lists.n_heads > 0) {
-    reference::Random of_lists(options_.seed + 1000);  // keys and queries are what they are without lists
+    reference::Random of_lists(options_.seed + 1000);  // a generator of its own, so keys and queries are those without lists
     named_ = std::make_unique<NamedKeys>(options_.lists, descriptors_, from_first_, options_.page_len, of_lists);
   }
 }
 
-// K's rows are constants that give the logits -bits ln 2, and little noise. V's have the fewest bits of a dim in turn.
+// Rows of K are constants, with a little noise, that give the logits -bits ln 2. V is 0 where bits are below a bound, which
+// each five dims have in turn.
 void WindowCase::spread_weights(reference::Random& random, int64_t n_made, int32_t plane, std::vector<double>* made) {
   const int64_t n_heads = layer_.n_kv_heads, dim = static_cast<int64_t>(made->size()) / (n_made * n_heads);
   if (plane == kPlaneK) {
@@ -94,7 +95,7 @@ void WindowCase::spread_weights(reference::Random& random, int64_t n_made, int32
   }
 }
 
-// K or V (plane) of a sequence: made, rounded and put where the table says. Returns what they read back as.
+// Makes, rounds and stores K or V (plane) of a sequence where its table says. Returns the numbers as they read back.
 std::vector<double> WindowCase::make_plane(reference::Random& random, const DeviceSequence& sequence, int32_t plane) {
   const bool is_k = plane == kPlaneK;
   const int32_t type = is_k ? layer_.k_type : layer_.v_type;
@@ -259,7 +260,8 @@ int32_t WindowCase::try_attend(DeviceError* error) {
   return device_.table->attend(device_.self, &call_, nullptr, error);
 }
 
-// The first has empty states, whose o nobody may look at. States are in one place.
+// The states before the first part are empty, and their o is NaN, because no kernel may use it. All parts use the same
+// states.
 void WindowCase::attend_parts(int64_t n_parts) {
   const int64_t n_rows = n_tokens_ * layer_.n_q_heads, dim = layer_.v_head_dim;
   const std::vector<float> o(static_cast<size_t>(n_rows * dim), NAN), lse(static_cast<size_t>(n_rows), -INFINITY);
@@ -363,14 +365,14 @@ int64_t WindowCase::kv_bytes() const {
   return n * row_bytes_.total();
 }
 
-// By some query of the sequence.
+// True if some query of the sequence attends the token.
 bool WindowCase::is_attended(size_t sequence, int64_t kv_head, int64_t token) const {
   const DeviceSequence& of = descriptors_[sequence];
   const int64_t window = named_->sliding_window(kv_head, static_cast<int32_t>(layer_.sliding_window));
   return named_->has(sequence, kv_head, token) && (window == 0 || token >= of.end - of.q_len + 1 - window);
 }
 
-// The keys of a query, counted from its sequence's begin.
+// Lists the keys of a query, counted from its sequence's begin.
 void WindowCase::see(size_t sequence, int64_t token, int32_t head, std::vector<int64_t>* keys) const {
   const int32_t per_kv = has_heads() ? layer_.group_size : 1, kv_head = head / per_kv;
   const DeviceSequence& of = descriptors_[sequence];
@@ -384,7 +386,7 @@ void WindowCase::see(size_t sequence, int64_t token, int32_t head, std::vector<i
 }
 
 reference::GateVerdict WindowCase::check() const {
-  // States are added to by prefill kernels, however few the queries are.
+  // Prefill kernels add to states, however few the queries are.
   const int64_t most_q_len = in_parts_ || tiles_ != nullptr ? INT32_MAX : call_.sequences.max_q_len;
   const bool rounds_p = reference::device_rounds_p(options_.layer, options_.q_type, most_q_len);
   const std::vector<uint8_t> bytes = output();
@@ -418,7 +420,7 @@ reference::GateVerdict WindowCase::check() const {
     queries.positions = q_positions.data();
     queries.naive_rounds_p = rounds_p;
     queries.naive_rows = 64 + 200'000'000 / ((n_keys + 1) * (layer_.k_head_dim + layer_.v_head_dim));
-    if (named_ != nullptr || tiles_ != nullptr) queries.naive_rows *= 8;  // many see few keys, or none
+    if (named_ != nullptr || tiles_ != nullptr) queries.naive_rows *= 8;  // many queries see few keys, or none
     queries.visible = [&](int64_t token, int32_t kv_head, std::vector<int64_t>* keys) { see(s, token, kv_head, keys); };
     const reference::LayerRows rows{&layer, n_keys, k.data(), v.data(), positions.data()};
     const reference::Truth truth = reference::attend_reference(rows, queries);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// A window of random keys in device memory, and calls over it: what device tests and benches share. The module is opened
-// as a file; memory that holds nothing holds NaN.
+// A window of random keys in device memory and calls over it, for device tests and benches. The module is opened as a file.
+// Memory that holds nothing is NaN.
 #pragma once
 
 #include <cstdint>
@@ -31,18 +31,18 @@ struct WindowOptions {
   bool shuffled = true;
   double q_size = 1.0, q_mean = 0.0;  // q's elements: standard deviation and mean
   double v_mean = 0.0;
-  int32_t v_least = 0, v_most = 0;  // every 32 numbers of a row of V are multiplied by a power of two, in this range
-  // Keys' weights are from 1 down to 2^-spread, where q_mean is 1 and q_size little. V is 0 in four of five dims where a key
-  // weighs much: in each of these dims until another, far smaller weight.
+  int32_t v_least = 0, v_most = 0;  // each 32 numbers of a row of V are multiplied by 2 to a power in this range
+  // With q_mean 1 and a small q_size, weights of keys go from 1 down to 2^-spread. V is 0 in four of five dims of heavy
+  // keys. Each of the four dims has a bound of its own: V is 0 there in every key with a larger weight.
   double spread = 0.0;
-  double mass_epsilon = 0.0;   // of the gate (reference/gate.h); 0: as for any call
-  bool hides_old = false;      // keys behind the sliding window are NaN
-  bool has_no_page_0 = false;  // what tables call 0 is no memory, as where the window that it was in is gone
-  // One number is bad_value of every sequence: of the key so many before the last, in KV head 0; of a query, in the last
-  // head.
+  double mass_epsilon = 0.0;   // of the gate (reference/gate.h); 0: device_mass_epsilon(), as for any call
+  bool hides_old = false;      // keys too old for the sliding window are NaN
+  bool has_no_page_0 = false;  // page 0 of the tables is not mapped, as when the window that it belonged to is gone
+  // One number of every sequence is bad_value: a number of the key `bad_key` tokens before the last one, in KV head 0, or a
+  // number of query `bad_query`, in the last head. -1: none.
   int64_t bad_key = -1, bad_query = -1;
   double bad_value = 0.0;
-  int32_t n_distinct = 0;  // keys, and queries; the others repeat these. 0: all are
+  int32_t n_distinct = 0;  // keys and queries that differ, the others repeat them; 0: all differ
   int32_t n_layers = 1;    // copies of the window, for benches
   ListOptions lists;
   TileOptions tiles;
@@ -56,24 +56,25 @@ class WindowCase {
   WindowCase(const WindowCase&) = delete;
 
   int32_t supports(DeviceError* error) const;
-  void attend(int32_t layer_idx, void* stream = nullptr);  // the launch alone
+  void attend(int32_t layer_idx, void* stream = nullptr);  // launches the call and checks nothing
   int32_t try_attend(DeviceError* error);
   DeviceAttend& call() { return call_; }
-  void attend_parts(int64_t n_parts);   // of the keys, each with the states of those before
-  std::vector<uint8_t> output() const;  // o, then lse, as they are
+  void attend_parts(int64_t n_parts);  // attends the keys part by part; each part starts from the states of the parts before
+  std::vector<uint8_t> output() const;  // the bytes of o, then those of lse
   void clear_output() const;
-  reference::GateVerdict check() const;  // against double precision
-  // Against the same without the bad number: what sees it is NaN (a logit of -inf may be no key), the rest as it was. "": so
-  // it is. o is f32.
+  reference::GateVerdict check() const;  // compares with double precision
+  // Compares with the outputs of the same case without the bad number. Rows that attend the bad number must be NaN, the
+  // others as in `good`. A logit of -inf may count as no key. o must be f32. "": no difference.
   std::string check_bad(const WindowCase& good) const;
-  void shorten(int64_t n_keys);     // every sequence, in device memory alone: as between two replays
-  void name_others(uint64_t seed);  // other keys, in device memory alone: as between two replays
-  // The lists of the call in device memory, and what name_others() would write there.
+  void shorten(int64_t n_keys);     // shortens every sequence, in device memory alone, as between two replays
+  void name_others(uint64_t seed);  // names other keys, in device memory alone, as between two replays
+  // The call's lists in device memory, and the lists that name_others() made last. With by_kernels the test brings them
+  // there.
   const DeviceLists& lists() const { return call_.lists; }
   const NamedKeys& named() const { return *named_; }
   int64_t workspace_bytes() const;
-  void use_workspace(void* zeroed);  // of another, and as large
-  int64_t kv_bytes() const;          // that an attend reads
+  void use_workspace(void* zeroed);  // replaces the work space by another one of the same size
+  int64_t kv_bytes() const;          // bytes of K and V that an attend reads
 
  private:
   void make_layer();
@@ -83,7 +84,7 @@ class WindowCase {
   void spread_weights(reference::Random& random, int64_t n_made, int32_t plane, std::vector<double>* made);
   void make_call();
   bool is_attended(size_t sequence, int64_t kv_head, int64_t token) const;
-  // head: a query head where each has tiles of its own, else a KV head.
+  // head: a query head if each query head has tiles of its own, else a KV head.
   void see(size_t sequence, int64_t token, int32_t head, std::vector<int64_t>* keys) const;
   bool has_heads() const { return tiles_ != nullptr && options_.tiles.classes_by == kByHead; }
   void upload_lists();
@@ -93,24 +94,24 @@ class WindowCase {
   WindowOptions options_;
   Layer layer_;
   PlaneBytes row_bytes_;
-  int64_t n_tokens_ = 0;      // of queries
-  std::vector<double> bits_;  // of the keys that were made last: the weight is 2^-bits
+  int64_t n_tokens_ = 0;      // queries of the call
+  std::vector<double> bits_;  // for the keys that were made last: a key's weight is 2^-bits
   int32_t n_pages_ = 0;
-  std::vector<std::vector<double>> k_, v_;  // of each sequence [end - begin, n_kv_heads, dim], as stored
+  std::vector<std::vector<double>> k_, v_;  // for each sequence [end - begin, n_kv_heads, dim], as stored
   std::vector<double> q_;                   // [n_tokens, n_q_heads, dim], as rounded
-  std::vector<std::byte> pool_;             // a layer
-  std::vector<int64_t> tables_;             // bytes from page 0
+  std::vector<std::byte> pool_;             // one layer
+  std::vector<int64_t> tables_;             // offsets of pages in bytes from page 0
   int64_t page_bytes_ = 0;
   std::vector<DeviceSequence> descriptors_;
-  std::vector<int64_t> from_first_;    // tables_, from the page called 0 on
-  std::unique_ptr<NamedKeys> named_;   // null: the call has no lists
-  std::unique_ptr<NamedTiles> tiles_;  // null: it has no tiles
+  std::vector<int64_t> from_first_;    // tables_, in bytes from the page that tables call 0
+  std::unique_ptr<NamedKeys> named_;   // null: the call has no key lists
+  std::unique_ptr<NamedTiles> tiles_;  // null: the call has no tiles
   std::vector<void*> owned_;
-  int64_t plane_at_[kPlanes] = {};  // in a page
+  int64_t plane_at_[kPlanes] = {};  // offsets in a page
   DevicePages pages_;
-  std::vector<DevicePages> layers_;  // pages_, each somewhere else
+  std::vector<DevicePages> layers_;  // copies of pages_ at other addresses
   DeviceAttend call_;
-  bool in_parts_ = false;  // it was last attended so
+  bool in_parts_ = false;  // the last call was attend_parts()
   int64_t o_bytes_ = 0, lse_bytes_ = 0;
 };
 

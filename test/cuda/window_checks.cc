@@ -65,7 +65,7 @@ std::string check_bad_numbers(const OpenDevice& device, WindowOptions options, s
 
 namespace {
 
-// As far as weights go that are rounded to f16, or further.
+// Returns a spread that reaches the smallest weights in f16 if weights are rounded to f16, and further otherwise.
 double spread_of(const WindowOptions& options) {
   int32_t most_q_len = 0;
   for (const WindowSequence& sequence : options.sequences) most_q_len = std::max(most_q_len, sequence.q_len);
@@ -78,7 +78,7 @@ double spread_of(const WindowOptions& options) {
 void for_far_weights(TypePair types, const std::vector<WindowSequence>& sequences, std::span<const int32_t> groups,
                      const std::function<void(const WindowOptions&)>& check) {
   std::vector<TypePair> pairs = {types};
-  if (types.k == TANDEM_F32)  // for V in f32 logits of one sign are too long a sum
+  if (types.k == TANDEM_F32)  // if V is f32, a sum of logits of one sign is too long
     pairs.assign(std::begin(kRotatedPairs), std::end(kRotatedPairs));
   uint64_t seed = 1;
   for (const TypePair pair : pairs)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Route "auto" where a cache keeps hidden states: it makes keys of them when that takes less than sending K and V, as far as
-// it does, and goes without where it cannot. What the machine takes is given, as the stand-in makes keys slowly.
+// Route "auto" when a cache keeps hidden states. The planner rebuilds keys as far as that takes less time than sending K and
+// V, and does without where it cannot. The tests set the machine's rates, because the stand-in rebuilds keys slowly.
 #include "device/hidden_side.h"
 #include "lib/abi/api_session.h"
 #include "lib/store/cache.h"
@@ -9,10 +9,10 @@ using namespace tandem_test;
 
 namespace {
 
-constexpr int64_t kLong = 12'000;  // more than 4 MiB of keys, so that they are worth planning
+constexpr int64_t kLong = 12'000;  // more than 4 MiB of keys, enough to be worth planning
 constexpr int64_t kLongBuffer = int64_t{1} << 20;
 
-// ns of a key.
+// Nanoseconds per key.
 struct Rates {
   double host, stream, rebuild;
 };
@@ -24,7 +24,7 @@ tandem_session_options auto_options(int64_t append_tokens = 0) {
   return options;
 }
 
-// A new session on the side, and an engine that knows these rates.
+// Gives the side a new session, and its engine these rates.
 void let_plan(Side* side, const Rates& rates, int64_t append_tokens = 0) {
   std::shared_ptr<tandem::Engine> engine_object;
   std::shared_ptr<tandem::Cache> cache_object;
@@ -45,17 +45,17 @@ struct Auto : Rebuilding {
   }
 };
 
-// A quarter of K and V's bytes cross the bus. Where the device keeps up, all keys are made; where it takes as long as half
-// of what the bus takes for K and V, four fifths, and the others are streamed; where it takes longer than K and V on the
-// bus or the CPU is faster than either, none.
+// Hidden states are a quarter of the bytes of K and V. If the device keeps up, it rebuilds all keys. If a rebuild takes half
+// as long as K and V on the bus, four fifths are rebuilt and the rest is streamed. If a rebuild takes longer than the bus,
+// or the CPU is faster than both, no key is rebuilt.
 void makes_what_takes_less(void**) {
   const Projected projected(TANDEM_ROPE_HALVES);
   const Rebuilding twin(projected, 1.0, kBuffer, false);
   struct Wanted {
     Rates rates;
-    double least, most;  // shares of what is outside that are made
+    double least, most;  // least and largest share of the outside keys that are rebuilt
     bool on_host;
-    int64_t n_planned;  // parts held against the plan: not where the device is what they wait for
+    int64_t n_planned;  // parts whose time is compared with the plan; 0 where the call waits for the device
   };
   const Wanted all[] = {{{100'000, 1000, 1}, 1.0, 1.0, false, 1},
                         {{100'000, 1000, 500}, 0.75, 0.85, false, 0},
@@ -98,8 +98,8 @@ tandem_memory_plan plan_of(const Side& side, bool keeps_x, int64_t append_tokens
   return plan;
 }
 
-// What it takes of the device is in the plan: few queries (a single one that fills its window takes no route), appends of a
-// ticket and long ones, with hidden states.
+// The plan has the device memory that the route takes: for few queries, for appends of one ticket and for long appends, with
+// hidden states. (A single query that fills its window takes no route.)
 void takes_what_is_planned(void**) {
   const Projected projected;
   for (const int64_t appended : {2, 40, 1024, 2048}) {
@@ -113,13 +113,15 @@ void takes_what_is_planned(void**) {
   }
 }
 
-// Nor is anything taken that is not, where keys alone cross the bus, or nothing is worth it. A cap of as much does; of a
-// byte less it is refused, and a session goes without what takes the most.
+// The same for caches without hidden states: only keys cross the bus, or nothing is worth sending, and no more memory than
+// planned is taken. A cap of exactly the plan is enough. A cap of one byte less is refused by the plan, and a session does
+// without the largest part.
 void holds_to_its_cap(void**) {
   for (const int64_t before : {kLong, kPrompt})
     for (const int64_t appended : {2, 40, 1024, 2048}) {
       tandem_memory_plan plan = TANDEM_MEMORY_PLAN_INIT;
-      for (const int64_t more : {INT64_C(0), INT64_C(0), INT64_C(-1)}) {  // none at first, then as planned, then less
+      // no cap at first, then exactly the plan, then one byte less
+      for (const int64_t more : {INT64_C(0), INT64_C(0), INT64_C(-1)}) {
         const int64_t cap = plan.device_window_bytes == 0 ? 0 : planned_bytes(plan) + more;
         Side side(true, "all", cap);
         const Side twin(false);
@@ -129,7 +131,7 @@ void holds_to_its_cap(void**) {
         const Tensor k({before, kKvHeads, kDim}, 1), v({before, kKvHeads, kDim}, 2);
         for (const Side* one : {static_cast<const Side*>(&side), &twin})
           OK(tandem_sequence_append, one->cache, one->sequence, kLayer, &k.view, &v.view, nullptr);
-        if (before == kPrompt && more < 0) break;  // there is nothing that it could go without
+        if (before == kPrompt && more < 0) break;  // nothing is left that it could do without
         tandem_test::attend_twins(side, twin, appended, 5);
         assert_true((planned.device_stream_bytes > 0) == (before == kLong));
         if (more == 0) {
@@ -142,7 +144,7 @@ void holds_to_its_cap(void**) {
     }
 }
 
-// Memory that is not there leaves keys with the bus or the CPU, or the call says so and has done nothing.
+// When memory is missing, the keys stay with the bus or the CPU, or the call reports the lack and has no effect.
 void goes_without_memory(void**) {
   const Projected projected;
   int n_without = 0;

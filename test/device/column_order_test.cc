@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Layers that are gone through batch by batch (KVPR's column-by-column schedule), with W_K and W_V among the weights that
-// cross the bus, on the stand-in: one session has all sequences, each call a batch's. Answers are those of a CPU twin that
-// has the weights; keys are made while the caller's stream is elsewhere; blocks cross the bus once a round.
+// Layers that are run batch by batch (KVPR's column-by-column schedule), with W_K and W_V among the weights that cross the
+// bus, on the stand-in. One session has all sequences, and each call attends one batch. Outputs must be those of a CPU twin
+// that has the weights. Keys are rebuilt while the caller's stream does other work. Blocks cross the bus once a round.
 #include <array>
 #include <functional>
 #include <thread>
@@ -14,7 +14,7 @@ using namespace tandem_test;
 
 namespace {
 
-constexpr int32_t kLayers = 3, kBatches = 4, kBlocks = 4;  // of a layer: W_K, W_V, and two that are used after them
+constexpr int32_t kLayers = 3, kBatches = 4, kBlocks = 4;  // blocks of a layer: W_K, W_V, and two that are used after them
 constexpr int64_t kWeightBytes = int64_t{kKvHeads} * kDim * kHidden * 2, kOtherBytes = 5000;
 
 struct Layers {
@@ -32,7 +32,8 @@ tandem_cache_options hidden_cache() {
   return options;
 }
 
-// A side of several layers. On a device their projections have no weights: these are blocks that cross the bus.
+// A side of several layers. On a device their projections have no weights, because the weights are blocks that cross the
+// bus.
 struct Columns : Side {
   tandem_weights* weights = nullptr;
 
@@ -73,7 +74,7 @@ struct Columns : Side {
       for (const int64_t bytes : {kWeightBytes, kWeightBytes, other_bytes, other_bytes}) n_bytes.push_back(bytes);
     }
     tandem_weights_options weights_options = TANDEM_WEIGHTS_OPTIONS_INIT;
-    weights_options.buffer_bytes = 4 * (kWeightBytes + (other_bytes + 255) / 256 * 256);  // two layers'
+    weights_options.buffer_bytes = 4 * (kWeightBytes + (other_bytes + 255) / 256 * 256);  // room for two layers
     OK(tandem_weights_create, &weights, engine, data.data(), n_bytes.data(), kLayers * kBlocks, &weights_options);
     for (int32_t l = 0; is_told && l < kLayers; ++l)
       OK(tandem_session_use_weights, session, l, weights, kBlocks * l, kBlocks * l + 1);
@@ -107,7 +108,7 @@ struct Shape {
   int64_t n_sequences, q_len, length;
 };
 
-// The sequences of a batch on either side. They are prompted on the host.
+// The sequences of a batch on both sides. The host appends their prompts.
 struct Batch {
   std::vector<int64_t> ids[2];
   std::vector<int64_t> q_lens;
@@ -148,7 +149,7 @@ bool comes(const std::function<bool()>& is_there) {
 
 // ---- tests -------------------------------------------------------------------------------------------------------------
 
-// Two steps through all layers, a layer's batches one after the other, and nobody waits for anything before the end.
+// Two steps through all layers, each layer batch by batch. The test waits for nothing before the end.
 void answers_are_right(void**) {
   for (const int32_t rope : {0, TANDEM_ROPE_HALVES})
     for (const int64_t delay_ns : {0, 100'000}) {
@@ -179,7 +180,7 @@ void answers_are_right(void**) {
       assert_int_equal(stats.n_host_parts, 0);
       assert_int_equal(stats.streamed_kv_bytes, 0);
       assert_int_equal(stats.n_stream_parts, 2 * kLayers * kBatches);
-      // Once in a round each, and before they are asked for.
+      // Each block crosses once a round, before it is asked for.
       const tandem_weights_stats after = side.weights_stats();
       assert_int_equal(after.n_ahead - before.n_ahead, after.n_streamed_uses - before.n_streamed_uses);
       assert_int_equal(after.n_streamed_uses, 2 * kLayers * (kBlocks + 2 * kBatches));
@@ -189,8 +190,8 @@ void answers_are_right(void**) {
     }
 }
 
-// The caller's stream is held before it comes to a call: the call's first pieces, one of each lane, have come and are
-// rebuilt meanwhile, and no more of them, as nobody has attended those.
+// The caller's stream is held before it reaches a call. Meanwhile the call's first pieces, one for each lane, arrive and are
+// rebuilt. No further piece is, because these two are not yet attended.
 void makes_keys_before_queries_are_there(void**) {
   const Layers layers;
   const Columns side(layers), twin(layers, false);
@@ -200,7 +201,7 @@ void makes_keys_before_queries_are_there(void**) {
   first.to_device();
   next.to_device();
   side.use(0);
-  attend_batch(batch, first, side, false, 0);  // takes what memory it needs
+  attend_batch(batch, first, side, false, 0);  // takes the memory that later calls need
   attend_batch(batch, first_host, twin, true, 0);
   assert_near(first.output(), first_host.output());
   const int64_t rebuilt = counts.n_rebuilt, attended = counts.n_attended;
@@ -218,7 +219,7 @@ void makes_keys_before_queries_are_there(void**) {
   side.done(0);
 }
 
-// Likewise of the next batch, while the stream is held behind this one.
+// The same for the next batch, while the stream is held after the first one.
 void makes_keys_of_the_next_batch(void**) {
   const Layers layers;
   const Columns side(layers), twin(layers, false);
@@ -238,7 +239,7 @@ void makes_keys_of_the_next_batch(void**) {
   stand_in::Gate gate(controls);
   attend_batch(batches[1], *calls[3], side, false, 0);
   assert_true(comes([&] { return counts.n_rebuilt == rebuilt + 2; }));
-  assert_true(comes([&] { return counts.n_attended == attended + 2; }));  // window and piece of the first batch
+  assert_true(comes([&] { return counts.n_attended == attended + 2; }));  // the window and the piece of the first batch
   assert_int_equal(counts.strided_bytes - sent, 2 * 128 * kXBytes);
   assert_false(gate.is_open());
   gate.open();
@@ -247,8 +248,8 @@ void makes_keys_of_the_next_batch(void**) {
   side.done(0);
 }
 
-// A layer's weights, which have room as soon as the layer before the last is done with, cross the bus in even shares behind
-// the pieces of the batches of the last, and all of them have by the time that they are used.
+// The weights of a layer have room as soon as the layer before the previous one is done. They cross the bus in even shares,
+// each after the pieces of a batch of the previous layer. All of them arrive before they are used.
 void weights_take_turns(void**) {
   constexpr int64_t kOther = int64_t{32} << 20, kLayerBytes = 2 * (kWeightBytes + kOther), kLength = 330, kSteps = 4;
   const Layers layers;
@@ -269,7 +270,7 @@ void weights_take_turns(void**) {
         const int64_t sent = side.weights_stats().streamed_bytes - before, share = kLayerBytes * (b + 1) / kBatches;
         if (step >= 2)
           assert_in_range(sent, share - kOther / 4 - kWeightBytes,
-                          share + kOther / 25);  // the first step shows how much comes
+                          share + kOther / 25);  // the first step tells how many bytes come
       }
       side.done(l);
     }
@@ -278,12 +279,13 @@ void weights_take_turns(void**) {
   assert_int_equal(stats.n_ahead, stats.n_streamed_uses);
 }
 
-// What falls due while the caller's stream is held goes behind pieces that have not come: it waits for them.
+// Weights that fall due while the caller's stream is held go after pieces that have not been sent. They wait for these
+// pieces.
 void weights_wait_for_pieces(void**) {
   constexpr int64_t kOther = int64_t{32} << 20, kLength = 1500;
   const Layers layers;
   const Columns side(layers, true, true, "recompute", kOther), twin(layers, false);
-  const Batch batch(layers, side, twin, {1, 1, kLength}, 1);  // more pieces than there are buffers
+  const Batch batch(layers, side, twin, {1, 1, kLength}, 1);  // more pieces than buffers
   std::vector<std::unique_ptr<HiddenCall>> calls;
   for (int64_t step = 0; step < 3; ++step)
     for (int32_t l = 0; l < kLayers; ++l) {
@@ -308,7 +310,7 @@ void weights_wait_for_pieces(void**) {
     }
 }
 
-// How long a call's keys take is learned for the next plan, but not from calls that share the bus with weights.
+// The time that a call's keys take is learned for the next plan, except from calls that share the bus with weights.
 void weights_leave_plans_as_they_are(void**) {
   constexpr int64_t kLength = 20'000;
   const Layers layers;
@@ -334,7 +336,7 @@ void weights_leave_plans_as_they_are(void**) {
   }
 }
 
-// Biases are there, weights are not.
+// The layers have biases but no weights of their own.
 void takes_what_is_planned(void**) {
   const Layers layers;
   const Columns side(layers), twin(layers, false);
@@ -373,7 +375,7 @@ void refuses(void**) {
   refused(side.session, 0, other.weights, {0, 1}, kInvalid, "weights", "another engine");
   refused(side.session, 0, nullptr, {0, 1}, TANDEM_ERROR_INVALID_HANDLE, "weights", "");
   refused(owns.session, 0, other.weights, {0, 1}, TANDEM_ERROR_UNSUPPORTED, "layer_idx", "of its own");
-  // A layer that nobody has told of: nothing has happened, and once it is told the call is made.
+  // A call of a layer whose weights were never named is refused without effect. Once they are named, the call succeeds.
   const Batch batch(layers, side, twin, {1, 1, 300}, 1);
   HiddenCall call(layers[1], 1, 300, 7), on_host(layers[1], 1, 300, 7);
   call.to_device();
@@ -390,7 +392,7 @@ void refuses(void**) {
   OK(tandem_session_use_weights, side.session, 1, side.weights, kBlocks, kBlocks + 1);
   OK(tandem_plan, &plan, side.session, 1, &length, nullptr, 1);
   assert_true(plan.recompute_tokens > 0 && plan.device_ns > 0);
-  // What it takes is known by now, but not to a session that nobody has told.
+  // The time of a rebuild is known by now, but a session that was not told of the weights cannot plan the layer.
   tandem_session* untold = nullptr;
   const tandem_session_options options = Columns::options_of_session("recompute");
   OK(tandem_session_create, &untold, side.cache, &options);
@@ -401,14 +403,15 @@ void refuses(void**) {
   attend_batch(batch, call, side, false, 1);
   attend_batch(batch, on_host, twin, true, 1);
   assert_near(call.output(), on_host.output());
-  // Where the planner may choose, what nobody can make is not made.
+  // When the planner may choose, it does not choose a rebuild that is impossible.
   const Columns plans(layers, true, false, "auto");
   plan = TANDEM_ROUTE_PLAN_INIT;
   OK(tandem_plan, &plan, plans.session, 1, &length, nullptr, 1);
   assert_int_equal(plan.recompute_tokens, 0);
 }
 
-// Whatever fails while a call gets under way: it says so, nothing has grown, no block is left in use.
+// Every call of the device fails in turn while a call starts. The call reports the failure, no sequence grows, and no block
+// stays in use.
 void survives_failing_calls(void**) {
   using namespace stand_in;
   const Layers layers;

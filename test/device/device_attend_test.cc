@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Calls of the C ABI on device tensors, on the stand-in: what is refused, what is taken and when, and what is left when the
-// device fails. That the numbers are right in all circumstances is for device_stream_test; here a twin without a device says
-// what they should be.
+// Calls of the C ABI on device tensors, on the stand-in: what they refuse, which memory they take and when, and what is left
+// when the device fails. device_stream_test checks numbers in all circumstances. Here a twin without a device gives the
+// expected numbers.
 #include <atomic>
 #include <thread>
 
@@ -46,7 +46,7 @@ void refuses(void**) {
                    "the engine's device is 0");
     moved.device_index = 0;
     moved.device_type = TANDEM_DEVICE_HOST;
-    const bool is_q = *name == 'q';  // then k is the first that is elsewhere
+    const bool is_q = *name == 'q';  // if q is moved, k is the first tensor on the other device
     assert_refused(side, args, TANDEM_ERROR_INVALID_ARGUMENT,
                    is_q ? "k.device_type" : (std::string(name) + ".device_type").c_str(),
                    is_q ? "q is in host memory" : "q is in device memory");
@@ -112,7 +112,7 @@ int64_t held_window(const Side& side) {
   return stats.device_window_bytes;
 }
 
-// A window has a page for each 128 tokens, up to its length, as the plan says; answers do not change where it grows.
+// A window has one page for each 128 tokens, up to its length, as the plan says. Outputs do not change when it grows.
 void windows_grow_with_their_sequences(void**) {
   for (const char* policy : {"all", "hgca"}) {
     const Side side(true, policy, 0, 1, 500), twin(false, policy, 0, 1, 500);
@@ -133,7 +133,7 @@ void windows_grow_with_their_sequences(void**) {
   }
 }
 
-// A page that there is no room for is refused, and nothing has changed.
+// A page beyond the cap is refused, and nothing has changed.
 void windows_grow_up_to_the_cap(void**) {
   const Side planner(true);
   tandem_session_options options = Side::options_of("all");
@@ -154,7 +154,7 @@ void windows_grow_up_to_the_cap(void**) {
   attend_twins(side, twin, 1, 600);
 }
 
-// A session that comes to a long sequence takes what its window can hold, wherever in the ring that lies.
+// A session that finds a long sequence takes all pages of its window, wherever the tokens lie in the ring.
 void windows_of_long_sequences_are_full(void**) {
   const Side side(true, "all", 0, 1, 300), twin(false, "all", 0, 1, 300);
   Call there(900, 1), here(900, 1);
@@ -166,7 +166,7 @@ void windows_of_long_sequences_are_full(void**) {
   assert_int_equal(held_window(side), plan_of(side, options, 1200).device_window_max_bytes);
 }
 
-// A step in the steady state waits for nothing and allocates nothing, though the device does not even begin.
+// A step in the steady state waits for nothing and allocates nothing, although the device has not begun.
 void takes_nothing_later(void**) {
   const Side side(true), twin(false);
   attend_twins(side, twin, kPrompt, 1);
@@ -199,7 +199,8 @@ void takes_nothing_later(void**) {
   assert_int_equal(stats.filled_kv_bytes, 0);
 }
 
-// Whatever fails while a call gets under way: it says so, nothing has grown, and the next try succeeds.
+// Every call of the device fails in turn while a call starts. The call reports the failure, no sequence grows, and the next
+// try succeeds.
 void fail_calls(const char* policy) {
   const stand_in::Call kCalls[] = {stand_in::kAllocate, stand_in::kAllocateShared, stand_in::kCopy,   stand_in::kFill,
                                    stand_in::kWait,     stand_in::kSupports,       stand_in::kAppend, stand_in::kAttend,
@@ -242,12 +243,13 @@ void fails(const Side& side, const Call& call) {
   tandem_error_release(error);
 }
 
-// An append that goes in chunks, of which a later one fails, is taken back as a whole.
+// If a later chunk of an append fails, the whole append is rolled back.
 void take_back(const char* policy) {
   constexpr int64_t kLong = 1200;
   for (const stand_in::Call failing : {stand_in::kAppend, stand_in::kAttend, stand_in::kMerge}) {
     const Side side(true, policy), twin(false, policy);
-    attend_twins(side, twin, kPrompt, 1);  // more than a window: the CPU attends them, a ticket of queries at a time
+    // more tokens than the window has; the CPU attends the older ones, with a ticket of queries at a time
+    attend_twins(side, twin, kPrompt, 1);
     Call call(kLong, 2), call_host(kLong, 2);
     call.to_device();
     controls.fail_call(failing, 2, TANDEM_ERROR_BACKEND);
@@ -263,7 +265,7 @@ void take_back(const char* policy) {
 void takes_long_appends_back(void**) { take_back("all"); }
 void takes_back_what_selects(void**) { take_back("hgca"); }
 
-// A session that finds a sequence long has its old keys judged by the call that succeeds.
+// A session that finds a long sequence has its old keys judged by the first call that succeeds.
 void finds_a_sequence_again(void**) {
   for (const stand_in::Call failing : {stand_in::kCopy, stand_in::kAppend, stand_in::kAttend, stand_in::kObserve}) {
     const Side side(true, "hgca"), twin(false, "hgca");
@@ -284,7 +286,7 @@ void finds_a_sequence_again(void**) {
   }
 }
 
-// Rows of a call that failed have taken the place of older ones, which come back into the window with a truncation.
+// Rows of a failed call have overwritten older rows, which a truncation brings back into the window.
 void forgets_what_is_overwritten(void**) {
   for (const stand_in::Call failing : {stand_in::kAttend, stand_in::kMerge}) {
     const Side side(true), twin(false);
@@ -301,7 +303,7 @@ void forgets_what_is_overwritten(void**) {
   }
 }
 
-// Another thread reads all the time, and the device goes away: what is left is what had arrived.
+// The device is lost while another thread reads all the time. The rows that had arrived stay.
 void loses_nothing_twice(void**) {
   for (int round = 0; round < 30; ++round) {
     Side side(true);
@@ -336,13 +338,13 @@ void loses_nothing_twice(void**) {
   }
 }
 
-// Streaming with sinks alone: queries see neither each other nor themselves.
+// Streaming with sinks alone: queries attend neither each other nor themselves.
 void windows_may_be_empty(void**) {
   const Side side(true, "streaming", 0, 1, 0), twin(false, "streaming", 0, 1, 0);
   for (const int64_t n : {5, 10, 1, 7}) attend_twins(side, twin, n, n);
 }
 
-// Of queries that are there already, and of which some between them have been removed, positions do not follow each other.
+// Queries of tokens that are already in the cache, with some tokens between them removed: their positions have gaps.
 void queries_may_be_apart(void**) {
   for (const int32_t rope : {TANDEM_ROPE_CALLER, TANDEM_ROPE_HALVES, TANDEM_ROPE_INTERLEAVED}) {
     const Side side(true, "all", 0, 1, kWindow, rope), twin(false, "all", 0, 1, kWindow, rope);
@@ -374,7 +376,7 @@ void caps_hold(void**) {
   assert_int_equal(side.length(), 1);
 }
 
-// And not short of memory, where that is what the call asks for first.
+// A call says that the device is lost, not that memory is short, even if it asks for memory first.
 void a_lost_device_is_called_lost(void**) {
   for (const char* route : {"host", "auto"}) {
     Side side(true);
@@ -390,7 +392,7 @@ void a_lost_device_is_called_lost(void**) {
   }
 }
 
-// What had arrived is there, what had not is gone, and the host goes on.
+// After a loss the rows that had arrived are there, the others are gone, and the host goes on.
 void lose_the_device(const char* policy) {
   Side side(true, policy), twin(false, policy);
   attend_twins(side, twin, kPrompt, 1);
@@ -408,7 +410,7 @@ void lose_the_device(const char* policy) {
   assert_true(digest == wanted);
   assert_int_equal(side.length(), kPrompt);
   assert_refused(side, args, TANDEM_ERROR_DEVICE_LOST, "session", "host tensors still work");
-  // The same session, and another one on the same cache.
+  // By the same session, and by another one on the same cache.
   Call again(1, 2), again_host(1, 2);
   attend(side, again);
   attend(twin, again_host);
@@ -427,7 +429,7 @@ void lose_the_device(const char* policy) {
   tandem_session_release(other_twin);
 }
 
-// What is no number reaches the rows that see it, in the call and after it, and no other: where the host has NaN.
+// NaN reaches the rows that attend it, in the call and later, and no other row, as on the host.
 void nan_goes_where_it_is_seen(void**) {
   for (const char* policy : {"all", "streaming", "hgca"})
     for (Tensor Call::*bad : {&Call::q, &Call::k, &Call::v}) {
@@ -436,7 +438,7 @@ void nan_goes_where_it_is_seen(void**) {
       Call call(3, 5), call_host(3, 5), next(1, 6), next_host(1, 6);
       for (Call* one : {&call, &call_host}) {
         Tensor& tensor = one->*bad;
-        tensor.values[tensor.values.size() / 2 + 3] = NAN;  // of the second token
+        tensor.values[tensor.values.size() / 2 + 3] = NAN;  // in the second token
       }
       call.to_device();
       next.to_device();
@@ -456,8 +458,8 @@ void nan_goes_where_it_is_seen(void**) {
 void loses_the_device(void**) { lose_the_device("all"); }
 void loses_the_device_that_has_maw(void**) { lose_the_device("hgca"); }
 
-// One layer is behind when the window grows for the other, which has gone round in the ring since: the averages of the keys
-// that the one still has there are kept.
+// The window grows for one layer that has since gone round in its ring, while another layer is behind. The averages of the
+// keys that the other layer still has there are kept.
 void windows_grow_for_a_layer_that_is_ahead(void**) {
   const Side side(true, "hgca", 0, 2), twin(false, "hgca", 0, 2);
   const auto both = [&](int64_t n, int64_t seed, int32_t layer, bool on_device) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Which layers a session on a device takes: those that the device cannot attend are refused when the session is made, by
-// field and value, and every layer of a session that is made can be appended to and attended on the device.
+// The layers that a session on a device takes. Layers that the device cannot attend are refused when the session is made,
+// with field and value. Every layer of a session that is made can be appended to and attended on the device.
 #include <array>
 
 #include "device/device_side.h"
@@ -13,7 +13,7 @@ namespace {
 struct Geometry {
   int32_t k_dim = 64, v_dim = 64, k_type = TANDEM_BF16, v_type = TANDEM_BF16;
   int32_t rotation = TANDEM_ROTATION_NONE, rope = TANDEM_ROPE_CALLER;
-  bool has_caps = false;  // a soft cap, sinks and a sliding window
+  bool has_caps = false;  // with a soft cap, sinks and a sliding window
   const char* policy = "all";
 
   bool aliases() const { return k_dim == 576 || k_dim == 2 * v_dim; }
@@ -72,14 +72,14 @@ tandem_engine* engine_of(bool has_device) {
   return make_engine(options);
 }
 
-// A cache and a session of one layer. is_possible: model and cache are.
+// A cache and a session of one layer. is_possible: model and cache could be made.
 struct OneLayer {
   Geometry of;
   tandem_model* model = nullptr;
   tandem_cache* cache = nullptr;
   tandem_session* session = nullptr;
   bool is_possible = false;
-  Refusal refusal;  // of the session
+  Refusal refusal;  // why the session was refused
 
   OneLayer(tandem_engine* engine, const Geometry& geometry) : of(geometry) {
     const tandem_layer_options layer = of.layer();
@@ -99,7 +99,7 @@ struct OneLayer {
     tandem_model_release(model);
   }
 
-  // An append and a decode on device tensors.
+  // Attends an append and a decode on device tensors.
   void attend() const {
     int64_t sequence = 0;
     OK(tandem_sequence_create, &sequence, cache);
@@ -140,7 +140,7 @@ void assert_named(const Refusal& refusal, const Geometry& of, const Parts& parts
              refusal.message.c_str());
 }
 
-// Whatever is refused is refused when the session is made, and says what the device lacks.
+// Every refusal comes when the session is made, and says what the device lacks.
 void every_session_can_attend(void**) {
   tandem_engine* const engine = engine_of(true);
   const char* const kPolicies[] = {"all", "hgca", "streaming"};
@@ -178,7 +178,7 @@ void every_session_can_attend(void**) {
   tandem_engine_release(engine);
 }
 
-// The layer, its types and dims, and the module's reason; an engine without a device serves the same.
+// A refusal names the layer, its types and dims, and the module's reason. An engine without a device takes the same layer.
 void refusals_name_field_and_value(void**) {
   tandem_engine *const engine = engine_of(true), *const without = engine_of(false);
   const struct {
@@ -210,7 +210,7 @@ void refusals_name_field_and_value(void**) {
   tandem_engine_release(without);
 }
 
-// One layer of several, and more layers than tickets can name.
+// The refused layer is named if it is one of several, also with more layers than tickets can name.
 void the_layer_is_named(void**) {
   tandem_engine* const engine = engine_of(true);
   for (const int32_t n_layers : {3, 4097}) {
@@ -232,7 +232,7 @@ void the_layer_is_named(void**) {
   tandem_engine_release(engine);
 }
 
-// Host tensors are served as before: what a lost device cannot say is no reason to refuse.
+// Host tensors still work. A lost device cannot say what it supports, which is no reason to refuse.
 void a_lost_device_refuses_no_session(void**) {
   tandem_engine* const engine = engine_of(true);
   controls.lose_device();

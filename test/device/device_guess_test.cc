@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Speculation on device tensors, beside a twin whose tensors are in host memory: trees, what is kept of them, calls that
-// fail and a device that is lost with a guess.
+// Speculation on device tensors, beside a twin with host tensors: trees, the tokens that are kept, calls that fail, and a
+// device that is lost during a guess.
 #include "device/device_side.h"
 #include "device/gate.h"
 
@@ -42,7 +42,7 @@ void guess_as_twins(const Side& side, const Side& twin, int64_t seed, bool is_tr
   assert_close(on_device.output(), on_host.output());
 }
 
-// Through evictions: windows are short. Some guesses are given up, and decode goes on between them.
+// Windows are short, so tokens are evicted meanwhile. Some guesses are dropped, and decode calls come between them.
 void guesses_are_as_on_the_host(void**) {
   const std::vector<int64_t> chains[] = {{0, 2, 5}, {}, {0, 1, 3, 6}, {4}};
   for (const char* policy : {"all", "streaming", "hgca"}) {
@@ -78,7 +78,7 @@ void calls_may_fail(void**) {
     }
 }
 
-// With a guess that never arrived: it is no more, the rest goes on.
+// The device is lost with a guess that never arrived. The guess is gone, and the host goes on.
 void loses_a_guess(void**) {
   for (const char* policy : {"all", "hgca"}) {
     const Side side(true, policy), twin(false, policy);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Where modules are looked for, what is said of those that are of no use, and an engine with one that is.
+// Where modules are looked for, the messages about unusable ones, and an engine with a usable one.
 #include "lib/machine/device_module.h"
 
 #include <dlfcn.h>
@@ -34,7 +34,7 @@ fs::path own_folder() { return fs::read_symlink("/proc/self/exe").parent_path();
 
 std::string module_of(const std::string& fault) { return STAND_IN_MODULES "/libtandem-standin" + fault + ".so"; }
 
-// A copy has counts of its own, and its path says which one was used.
+// Copies the module into the folder. A copy has counts of its own, and its path tells which copy was used.
 fs::path put_module(const fs::path& folder) {
   fs::create_directories(folder);
   fs::remove(folder / kFile);
@@ -70,7 +70,7 @@ struct Attempt {
     underlying = underlying_of(error);
   }
 
-  // The message has the parts in this order, and is one line.
+  // Asserts that the message is one line and has the parts in this order.
   void expect_refused(int32_t wanted, const char* wanted_field, const Parts& parts) const {
     size_t at = 0;
     bool good = status == wanted && field == wanted_field && engine == nullptr && message.find('\n') == std::string::npos;
@@ -101,7 +101,7 @@ const stand_in::Counts& counts_of(const std::string& path) {
   return *reinterpret_cast<stand_in::CountsFn>(dlsym(module, stand_in::kCountsSymbol))();
 }
 
-// Every test begins with no variable and no module anywhere.
+// Prepares a test: the variable is unset and no folder has a module.
 int set_up(void**) {
   unsetenv(kVariable);
   fs::remove_all(kFolder);
@@ -159,7 +159,7 @@ void entries_that_are_not_absolute(void**) {
       "\"\" in TANDEM_BACKEND_PATH: not an absolute path", "\"./below\" in TANDEM_BACKEND_PATH: not an absolute path",
       "\"\" in TANDEM_BACKEND_PATH: not an absolute path"};
   Attempt(nullptr).expect_refused(TANDEM_ERROR_BACKEND, "backend", wanted);
-  // One that can be used is reported together with them.
+  // A usable module is reported together with the unusable ones.
   put_module(kFolder / "there");
   setenv(kVariable, ("below:/no/such/folder:" + (kFolder / "there").string() + ":.").c_str(), 1);
   const Attempt attempt(nullptr);
@@ -168,7 +168,7 @@ void entries_that_are_not_absolute(void**) {
   assert_true(attempt.refused() == refused);
 }
 
-// The folder where the process stands is no place, nor is any that the dynamic linker knows by itself.
+// Modules are not looked for in the working directory, nor in the folders that the dynamic linker searches by itself.
 void working_directory_is_no_place(void**) {
   put_module(kFolder);
   assert_int_equal(chdir(kFolder.c_str()), 0);
@@ -228,7 +228,7 @@ std::string bytes_of(const fs::path& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-// A copy that was interrupted raises SIGBUS where the dynamic linker touches a page that the file lacks.
+// A file that an interrupted copy left raises SIGBUS when the dynamic linker touches a missing page.
 void truncated_modules(void**) {
   const std::string path = (kFolder / "cut.so").string();
   const uintmax_t whole = fs::file_size(module_of(""));
@@ -243,7 +243,7 @@ void truncated_modules(void**) {
   }
 }
 
-// A whole module with one field of its ELF header, or of its first program header, of another value.
+// A complete module with one field of its ELF header or of its first program header changed.
 void modules_with_bad_headers(void**) {
   using Header = ElfW(Ehdr);
   const std::string whole = bytes_of(module_of(""));
@@ -254,7 +254,7 @@ void modules_with_bad_headers(void**) {
     std::memcpy(&header, bytes.data(), sizeof header);
     change(header, reinterpret_cast<ElfW(Phdr)*>(bytes.data() + header.e_phoff));
     std::memcpy(bytes.data(), &header, sizeof header);
-    fs::remove(path);  // another file: the dynamic linker may have loaded the one before
+    fs::remove(path);  // make a new file: the dynamic linker may have loaded the old one
     std::ofstream(path, std::ios::binary) << bytes;
     Attempt(path.c_str()).expect_refused(TANDEM_ERROR_BACKEND, "backend_path", {path + ": " + reason});
   };
@@ -306,13 +306,13 @@ void modules_of_no_use(void**) {
   }
 }
 
-// Each function of the table is looked for, whichever is missing.
+// Every function of the table is checked, so each missing one is found.
 void tables_with_gaps(void**) {
   using tandem::DeviceTable;
   constexpr size_t kFirst = offsetof(DeviceTable, n_devices), kStep = sizeof(void (*)());
   DeviceTable whole = {};
   whole.abi = tandem::kDeviceAbi;
-  whole.struct_size = sizeof whole + 8;  // a later table may be longer
+  whole.struct_size = sizeof whole + 8;  // the table of a later version may be longer
   whole.name = "x";
   std::memset(reinterpret_cast<char*>(&whole) + kFirst, 1, sizeof whole - kFirst);
   assert_string_equal(tandem::table_refusal(&whole, "x").c_str(), "");
@@ -378,7 +378,7 @@ void report_names_devices(void**) {
   assert_true(report["backends"] == Json::array({cpu, cuda}));
 }
 
-// A path may have any byte; the report stays JSON and the message one line.
+// A path may have any byte. The report stays JSON and the message stays one line.
 void odd_paths(void**) {
   const fs::path folder =
       kFolder / "q\" b\\ n\n t\x01 bad\xff\xc0\xaf\xed\xa0\x80\xf4\x90 good\xc3\xa9\xe2\x82\xac\xf0\x9f\x98\x80 cut\xe2\x82";
@@ -392,7 +392,7 @@ void odd_paths(void**) {
   Attempt(path.c_str()).expect_refused(TANDEM_ERROR_BACKEND, "backend_path", {"n? t? bad", "No such file"});
 }
 
-// Whoever holds the engine holds the device.
+// The device is open as long as any object holds the engine.
 void closed_with_the_engine(void**) {
   const std::string path = put_module(kFolder).string();
   tandem_cache* cache = nullptr;
@@ -414,8 +414,8 @@ void closed_with_the_engine(void**) {
   tandem_model_release(model);
 }
 
-#ifdef TANDEM_LIBRARY  // there is a shared one
-// libtandem opened from the file by the test, as a program with plugins would; its engine's outcome.
+#ifdef TANDEM_LIBRARY  // a shared library exists
+// Opens libtandem from the file, as a program with plugins does, and stores the outcome of making an engine.
 void create_in(const char* library, Attempt* attempt) {
   void* handle = dlopen(library, RTLD_NOW | RTLD_LOCAL);
   if (handle == nullptr) fail_msg("%s", dlerror());
@@ -437,7 +437,7 @@ void create_in(const char* library, Attempt* attempt) {
 void beside_the_shared_library(void**) {
   const fs::path real = kFolder / "real", link = kFolder / "link";
   const std::string module = put_module(real).string();
-  put_module(own_folder());  // beside the program is another place
+  put_module(own_folder());  // the program's folder is another place
   fs::create_directories(link);
   fs::copy_file(TANDEM_LIBRARY, real / "libtandem.so");
   fs::create_symlink(real / "libtandem.so", link / "libtandem.so");
@@ -448,7 +448,7 @@ void beside_the_shared_library(void**) {
   assert_int_equal(counts_of(module).n_closed, 1);
 }
 
-// A library opened by a relative path is somewhere, but nobody can tell where after a change of directory.
+// The place of a library that was opened by a relative path is unknown after a change of directory.
 void library_of_a_relative_path(void**) {
   const fs::path folder = kFolder / "relative";
   put_module(folder);
@@ -461,7 +461,8 @@ void library_of_a_relative_path(void**) {
 }
 #endif
 
-// Whether the program could be run with rights that its caller lacks; where it could, it has ignored the variable.
+// Runs a set-user-ID copy of the program and checks that it ignores the variable. Returns false if the copy could not run
+// with rights that its caller lacks.
 bool setuid_program_ignores_the_variable() {
   const fs::path program = kFolder / "program", out = kFolder / "out", theirs = kFolder / "theirs";
   put_module(theirs);
@@ -478,7 +479,8 @@ bool setuid_program_ignores_the_variable() {
   return true;
 }
 
-// Such a program does not let its caller choose what it opens. skip() jumps: nothing here has a destructor.
+// A set-user-ID program does not let its caller choose which file it opens. skip() jumps, so nothing here may have a
+// destructor.
 void setuid_programs_ignore_the_variable(void**) {
   if (geteuid() != 0 || !setuid_program_ignores_the_variable()) skip();
 }

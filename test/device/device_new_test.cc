@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// An engine with a device: answers are those without, and whichever allocation its creation lacks, a device that was opened
-// is closed. What must not fail does without memory.
+// An engine with a device under failing allocations. Outputs are those without a device. Whichever allocation fails while
+// the engine is made, a device that was opened is closed. Functions that must not fail work without memory.
 #include <thread>
 
 #include "api/api_scenario.h"
@@ -58,7 +58,7 @@ void test_nothing_stays_behind(void**) {
   assert_int_equal(counts.n_allocated, counts.n_released);
 }
 
-// What stands for the device is not the program's, whose every allocation may fail.
+// The stand-in's memory is not the program's, whose allocations all may fail.
 void test_memory_of_its_own(void**) {
   stand_in::Host host;
   const tandem::DeviceTable& table = host.table;
@@ -81,7 +81,7 @@ void test_memory_of_its_own(void**) {
   assert_int_equal(copy, value);
 }
 
-// A step that was left undone is taken back when nobody has asked for anything since.
+// An unfinished step is rolled back when the session is released, although no call came after it.
 void test_release_takes_back(void**) {
   constexpr int64_t kOneEach[] = {1, 1};
   Runner runner(150, "hgca");
@@ -103,7 +103,7 @@ void test_release_takes_back(void**) {
   assert_true(runner.digest(0) == before);
 }
 
-// Of an append in parts that lacks memory from some moment on, nothing is there.
+// If an append in parts runs out of memory at any point, no row of it stays.
 void test_appends_take_back(void**) {
   constexpr int64_t kLong = 600, kStride = 5;
   static const std::thread::id caller = std::this_thread::get_id();
@@ -133,7 +133,7 @@ void test_appends_take_back(void**) {
   attend_twins(side, twin, 1, 3);
 }
 
-// It is learned on the thread that meets the device, which nobody can tell.
+// Costs are learned on the thread that meets the device, which has no way to report an error.
 void test_costs_without_memory(void**) {
   tandem::Profile costs;
   const tandem::Layer layer;

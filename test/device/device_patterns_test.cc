@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Policy "patterns" on device tensors: the same answers, keys and counts as on host tensors, in appends, decode calls,
-// planned steps and the replays of a graph.
+// Policy "patterns" on device tensors: outputs, keys and counts are those on host tensors, in appends, decode calls, planned
+// steps and graph replays.
 #include "device/pattern_twins.h"
 
 using namespace tandem_test;
@@ -72,7 +72,7 @@ void what_is_refused(void**) {
   assert_int_equal(side.length(), 0);
 }
 
-// Lists that the device has made of an append give way to those of the next call.
+// Lists that the device chose for an append are replaced by those of the next call.
 void tells_no_keys_that_the_device_has_chosen(void**) {
   const Patterned patterned(kQHeads, choosing());
   Side side(true);

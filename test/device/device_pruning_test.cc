@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Policy "hip" on device tensors: the same answers as on the host's, in calls of all kinds, in planned steps and in the
-// replays of a graph; what is refused there leaves nothing behind. And calls on host tensors in an engine with a device.
+// Policy "hip" on device tensors: outputs are the host's in calls of all kinds, in planned steps and in graph replays, and a
+// refused call leaves nothing behind. Also calls on host tensors in an engine with a device.
 #include <numeric>
 
 #include "api/pruned_world.h"
@@ -16,8 +16,7 @@ std::vector<tandem_pruning_stage> some_stages() {
   return {stage_of(TANDEM_JUDGE_BOUNDS, 16, 96, 3), stage_of(TANDEM_JUDGE_EXACT, 8, 32, 2)};
 }
 
-// Three stages that are there from some length on, and one before that. The window of tokens that queries always attend is
-// short.
+// Three stages, each from some length on, with one more before them. The window that queries always attend is short.
 std::vector<tandem_pruning_stage> more_stages() {
   std::vector<tandem_pruning_stage> stages = {
       stage_of(TANDEM_JUDGE_BOUNDS, 32, 160, 8), stage_of(TANDEM_JUDGE_DESCENT, 16, 96, 4),
@@ -31,7 +30,7 @@ std::vector<tandem_pruning_stage> more_stages() {
 
 void use_policy(Side* side, const Pruned& pruned) { change_session(side, pruned.options); }
 
-// A call on the device and its twin's on the host.
+// A session on the device and its twin on the host, which get the same calls.
 struct Twins {
   Side side{true}, twin{false};
   int64_t seed = 1;
@@ -77,7 +76,7 @@ void calls_answer_as_on_the_host(void**) { answers_as_on_the_host(some_stages(),
 void many_stages_answer_as_on_the_host(void**) { answers_as_on_the_host(more_stages(), 0); }
 void shared_lists_answer_as_on_the_host(void**) { answers_as_on_the_host(more_stages(), 1); }
 
-// Appends of thousands of tokens, of which the device takes some thousands at a time.
+// Appends of thousands of tokens, which the device takes some thousands at a time.
 void long_appends_answer_as_on_the_host(void**) {
   const Pruned pruned(32, 5000, more_stages());
   Twins twins(pruned);
@@ -86,7 +85,7 @@ void long_appends_answer_as_on_the_host(void**) {
   assert_true(twins.side.digest() == twins.twin.digest());
 }
 
-// Where the device attends lists of any number of query rows, appends are attended a query block at a time.
+// If the device attends lists with any number of query rows, appends are attended one query block at a time.
 void whole_blocks_answer_as_on_the_host(void**) {
   answers_as_on_the_host(some_stages(), 0);
   assert_in_range(counts.largest_list_rows, 1, 64);
@@ -95,7 +94,7 @@ void whole_blocks_answer_as_on_the_host(void**) {
   assert_int_equal(counts.largest_list_rows, 64 * kQHeads / kKvHeads);
 }
 
-// The keys that the sequence's last query attended, for each KV head.
+// Returns the keys that the sequence's last query attended, for each KV head.
 std::vector<std::vector<int64_t>> listed(const Side& side, int64_t sequence, int32_t layer_idx = kLayer) {
   std::vector<std::vector<int64_t>> all;
   for (int32_t head = 0; head < kKvHeads; ++head) {
@@ -107,8 +106,8 @@ std::vector<std::vector<int64_t>> listed(const Side& side, int64_t sequence, int
   return all;
 }
 
-// What two sessions have done since the last look, side by side. Of chunks that a stage has kept, the last may have parts
-// that the next stage leaves out: on a device these count as judged, and here they are less than 16 keys of 2 bytes a dim.
+// The counts of two sessions since the last look, side by side. The last chunk that a stage keeps may have parts that the
+// next stage leaves out. A device counts these parts as judged: here less than 16 keys of 2 bytes a dim.
 struct CountedTwins {
   const Side &side, &twin;
   tandem_session_stats before = side.stats(), before_twin = twin.stats();
@@ -128,7 +127,7 @@ struct CountedTwins {
   }
 };
 
-// Stages come and go with the length, lists grow old, and what a stage has kept is there when someone asks.
+// Stages begin and end to exist as the length changes, lists grow old, and the kept keys can be asked for.
 void tell_what_they_have_found(std::vector<tandem_pruning_stage> stages, int32_t shares_lists) {
   Pruned pruned(32, kWindow + 8, std::move(stages));
   pruned.pruning.shared_lists = shares_lists;
@@ -157,7 +156,7 @@ void tells_what_searches_have_found(void**) { tell_what_they_have_found(some_sta
 void tells_what_many_stages_have_found(void**) { tell_what_they_have_found(more_stages(), 0); }
 void tells_what_is_in_shared_lists(void**) { tell_what_they_have_found(more_stages(), 1); }
 
-// A fork on a device begins with lists of its own: so does the host's here, which is truncated by nothing.
+// A fork on a device begins with lists of its own. So does the host's here, because no truncation comes before it.
 void forks_answer_as_on_the_host(void**) {
   const Pruned pruned(16, kWindow, {stage_of(TANDEM_JUDGE_BOUNDS, 16, 96), stage_of(TANDEM_JUDGE_EXACT, 8, 32)});
   Twins twins(pruned);
@@ -170,7 +169,7 @@ void forks_answer_as_on_the_host(void**) {
   for (const int64_t n : {1, 1, 90, 1}) twins.attend(n);
 }
 
-// Sessions take turns with tensors on either side.
+// Calls alternate between device tensors and host tensors.
 void tensors_may_change_sides(void**) {
   const Pruned pruned(16, kWindow, {stage_of(TANDEM_JUDGE_BOUNDS, 16, 96), stage_of(TANDEM_JUDGE_EXACT, 8, 32)});
   Twins twins(pruned);
@@ -183,8 +182,9 @@ void tensors_may_change_sides(void**) {
   }
 }
 
-// Planned steps of two sequences of unlike lengths, call by call and as replays of one graph, while stages come to be there,
-// chunks fill up and lists grow old: the host's answers. After some steps the sequences get tokens in another way.
+// Planned steps of two sequences of different lengths, call by call and as replays of one graph, give the host's outputs.
+// Meanwhile stages begin to exist, chunks fill up and lists grow old. After some steps the sequences get tokens in another
+// way.
 void planned_steps_answer_as_on_the_host(void**) {
   const Pruned pruned(32, kWindow + 8, more_stages());
   Runner planned(280), replayed(280);
@@ -194,7 +194,7 @@ void planned_steps_answer_as_on_the_host(void**) {
   int64_t n_bounded = 0;
   for (int64_t step = 0; step < 120; ++step) {
     if (step == 1) n_bounded = counts.n_bounded;
-    if (step == 60) assert_int_equal(counts.n_bounded, n_bounded);  // searches have bounded what has come since
+    if (step == 60) assert_int_equal(counts.n_bounded, n_bounded);  // searches made the bounds of all chunks since
     for (Runner* runner : {&planned, &replayed}) {
       runner->set_inputs(step);
       runner->begin(kOneEach);
@@ -220,7 +220,7 @@ void planned_steps_answer_as_on_the_host(void**) {
   for (int i = 0; i < 2; ++i) assert_true(planned.digest(i) == replayed.digest(i));
 }
 
-// Steps, call by call and replayed: the host's counts and keys. While a step is open nobody tells them.
+// Counts and keys of steps, call by call and replayed, are the host's. While a step is open the keys cannot be asked for.
 void steps_tell_what_they_have_found(void**) {
   const Pruned pruned(32, kWindow + 8, more_stages());
   Runner planned(300), replayed(300);
@@ -261,7 +261,7 @@ void expect_no_selection(const Side& side) {
   assert_refused(status, error, TANDEM_ERROR_UNSUPPORTED, "sequence", "whose lists policy");
 }
 
-// Where all keys are attended they are told; lists of appends and those that a fork has not are refused.
+// The keys can be asked for when all keys are attended. Lists of appends, and lists that a fork does not have, are refused.
 void tells_no_keys_that_are_gone(void**) {
   const Pruned pruned(16, kWindow, some_stages());
   Side side(true);
@@ -289,7 +289,7 @@ void tells_no_keys_that_are_gone(void**) {
   expect_no_selection(side);
 }
 
-// A side that has attended a prompt and some tokens, so that lists have been kept.
+// Returns a side that has attended a prompt and some tokens, so that it has kept lists.
 std::unique_ptr<Side> prompted(bool has_device, const Pruned& pruned) {
   auto side = std::make_unique<Side>(has_device);
   use_policy(side.get(), pruned);
@@ -302,7 +302,7 @@ std::unique_ptr<Side> prompted(bool has_device, const Pruned& pruned) {
   return side;
 }
 
-// Stages run in every call here, as they do in the first one after a failure.
+// Here stages run in every call, as they do in the first call after a failure.
 void failures_take_all_back(void**) {
   using namespace stand_in;
   const Pruned pruned(16, kWindow, {stage_of(TANDEM_JUDGE_BOUNDS, 16, 96), stage_of(TANDEM_JUDGE_EXACT, 8, 32)});
@@ -318,7 +318,7 @@ void failures_take_all_back(void**) {
   }
 }
 
-// Sequences are so short that stages would keep all: steps are planned as if they were longer.
+// Sequences are so short that stages would keep all chunks. Steps are planned as if they were longer.
 void short_sequences_are_bounded_by_searches(void**) {
   const Pruned pruned(16, kWindow, {stage_of(TANDEM_JUDGE_BOUNDS, 8, 4096, 3)});
   Runner planned(20);
@@ -333,7 +333,7 @@ void short_sequences_are_bounded_by_searches(void**) {
   assert_int_equal(counts.n_bounded, n_bounded);
 }
 
-// The first layer keeps little, the second much: memory for the step is that of the one that takes most.
+// The first layer keeps few keys, the second many. A step has the memory of the layer that takes most.
 void layers_have_records_of_their_own(void**) {
   std::vector<tandem_pruning_stage> stages[kStepLayers] = {
       {stage_of(TANDEM_JUDGE_EXACT, 8, 16)},
@@ -358,8 +358,8 @@ void layers_have_records_of_their_own(void**) {
   }
 }
 
-// A call of many sequences in a layer that does not prune makes room for steps of as many, and kernels of later steps are
-// launched for so many. Searches have work space for them, too.
+// A call of many sequences in a layer that does not prune makes room for steps of as many. Kernels of later steps are
+// launched for that number, and searches have work space for it.
 void steps_may_have_fewer_sequences_than_room(void**) {
   constexpr int64_t kOthers = 14;
   Pruned pruned(32, kWindow + 8, more_stages());
@@ -385,7 +385,7 @@ void steps_may_have_fewer_sequences_than_room(void**) {
   }
 }
 
-// Kernels are told the position of a chunk's first query: a chunk ends where positions leave some out.
+// A kernel is told only the position of a chunk's first query, so a chunk ends where positions have a gap.
 void gaps_in_positions_end_a_chunk(void**) {
   const Pruned pruned(16, kWindow, {stage_of(TANDEM_JUDGE_BOUNDS, 16, 96)});
   Side side(true, "all", 0, 1, kWindow, TANDEM_ROPE_HALVES);
@@ -401,7 +401,7 @@ void gaps_in_positions_end_a_chunk(void**) {
   assert_true(std::all_of(got.begin(), got.end(), [](float x) { return std::isfinite(x); }));
 }
 
-// Side by side: what is there is the same before and after.
+// The state of a side, for comparing it before and after a call.
 struct Held {
   int64_t length;
   uint64_t digest;
@@ -458,7 +458,7 @@ void answers_host_tensors(void**) {
     attend(side, own);
     attend(twin, wanted);
     assert_same_bits(own.output(), wanted.output(), "call " + std::to_string(seed));
-    Call on_device(n % 50, ++seed), on_host(n % 50, seed);  // the other session's
+    Call on_device(n % 50, ++seed), on_host(n % 50, seed);  // for the other session
     on_device.to_device();
     const tandem_attend_args args = on_device.args(side), args_of_twin = on_host.args(twin);
     if (n % 50 > 0) OK(tandem_attend, beside, &args);

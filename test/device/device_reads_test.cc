@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Queries of tokens that are there already (k and v NULL), as many as there may be, on the stand-in: they see the keys that
-// were there when they came, of which the window has the newest alone, and what comes after them is as if nobody had looked.
+// Queries of tokens that are already in the cache (k and v NULL), as many as there can be, on the stand-in. They see the
+// keys that existed when their tokens came. The window has only the newest of these. Later calls are as if these queries had
+// not been made.
 #include "device/device_side.h"
 
 using namespace tandem_test;
@@ -11,12 +12,12 @@ constexpr uint8_t kFirstStreams[] = {1, 0}, kAllStream[] = {1, 1};
 
 struct Case {
   const char* policy;
-  const uint8_t* streaming_heads;  // null: none are
-  int64_t window, length, n;       // the last n of so many tokens are read
-  bool is_of_host = false;  // the tokens were appended there, and a guess has brought rows into the window, but no MAW
+  const uint8_t* streaming_heads;  // null: no head streams
+  int64_t window, length, n;       // the last n of `length` tokens are read
+  bool is_of_host = false;         // the host appended the tokens, and a guess has brought rows, but no MAW, into the window
 };
 
-// A session with few sinks.
+// Gives the side a session with few sinks.
 void begin(Side* side, const Case& c) {
   tandem_session_options options = Side::options_of(c.policy);
   options.window_tokens = c.window;
@@ -32,7 +33,7 @@ void read(const Side& side, const Call& call) {
   OK(tandem_attend, side.session, &args);
 }
 
-// Of which nothing stays.
+// Makes a guess of which no token is kept.
 void guess(const Side& side, bool on_device) {
   Call call(3, 2);
   if (on_device) call.to_device();
@@ -68,7 +69,7 @@ void read_as_twin(const Case& c) {
     read(side, call);
     read(twin, on_host);
     expect_same(c, "read", call, on_host);
-    for (const int64_t n : {1, 1, 40, 1}) {  // what was in the window is judged with them
+    for (const int64_t n : {1, 1, 40, 1}) {  // these calls judge the keys that were in the window
       Call next(n, ++seed), next_on_host(n, seed);
       next.to_device();
       attend(side, next);
@@ -80,8 +81,8 @@ void read_as_twin(const Case& c) {
   assert_true(side.digest() == twin.digest());
 }
 
-// In one part and in several, of which the first ones end before the window begins: rows that they bring into its ring are
-// older than those that are there.
+// Reads in one part and in several. The first parts end before the window begins, so the rows that they bring into its ring
+// are older than the rows there.
 void reads_are_those_of_the_host(void**) {
   for (const char* policy : {"all", "streaming", "hgca"})
     for (const int64_t window : {0, 16, 300})
@@ -89,7 +90,7 @@ void reads_are_those_of_the_host(void**) {
         for (const bool is_of_host : {false, true}) read_as_twin({policy, nullptr, window, 1150, n, is_of_host});
 }
 
-// Their first keys may be older than the window's.
+// With streaming heads the first keys of the queries may be older than the window's.
 void reads_by_streaming_heads_too(void**) {
   for (const uint8_t* heads : {kFirstStreams, kAllStream})
     for (const int64_t window : {0, 16, 300})

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// After a step that was not done as planned: the error is said once, then the session goes on, with the graph that it has,
-// and the results are those of a host that was asked for the same.
+// After a step that was not done as planned, the error is reported once. Then the session goes on with the graph that it
+// has, and its outputs are those of a host that got the same calls.
 #include <chrono>
 
 #include "device/gate.h"
@@ -13,7 +13,7 @@ namespace {
 constexpr int64_t kOneEach[] = {1, 1};
 constexpr int64_t kPromptLen = 150;
 
-// When the host knows of it: once. text: of the message.
+// Waits until the host knows of the fault, and asserts that it is reported once. text: part of the message.
 void expect_fault(Runner* runner, const char* text, int32_t status = TANDEM_ERROR_INVALID_STATE) {
   OK(tandem_engine_drain, runner->side.engine, -1);
   tandem_error* error = nullptr;
@@ -54,7 +54,7 @@ void expect_same(Runner* runner, HostTwin* twin) {
   }
 }
 
-// Who has waited for the device is told the lengths that remain.
+// After a wait for the device, the lengths are those of the tokens that remain.
 void lengths_are_those_that_remain(void**) {
   for (int32_t n_done = 0; n_done < kStepLayers; ++n_done) {
     Runner runner(kPromptLen);
@@ -69,7 +69,7 @@ void lengths_are_those_that_remain(void**) {
   }
 }
 
-// Every step is begun twice, and left undone the first time, so that this happens when tokens leave the window as well.
+// Begins every step twice and leaves it undone the first time, so that this also happens while tokens leave the window.
 void recover_often(const char* policy) {
   Runner runner(kPromptLen, policy);
   HostTwin twin(kPromptLen, policy);
@@ -78,7 +78,7 @@ void recover_often(const char* policy) {
     const auto n_done = static_cast<int32_t>(step % kStepLayers);
     leave_undone(&runner, 1000 + step, n_done);
     twin.leave_undone(1000 + step, n_done);
-    if (step % 2 == 0) expect_same(&runner, &twin);  // else the next step is the one that takes it back
+    if (step % 2 == 0) expect_same(&runner, &twin);  // else the next step rolls it back
     expect_fault(&runner, "a step ended before layer");
     replay_as_twin(&runner, &twin, step);
   }
@@ -92,8 +92,8 @@ void recover_often(const char* policy) {
 void undone_steps_are_made_up_for(void**) { recover_often("all"); }
 void undone_steps_are_made_up_for_that_select(void**) { recover_often("hgca"); }
 
-// The step that is left undone finds its sequences longer than the calls before it left them: the averages of what has left
-// the window meanwhile are the host's, and stay.
+// Sequences are longer at the undone step than the calls before it left them. The averages of the tokens that left the
+// window meanwhile are the host's, and stay.
 void undone_steps_may_find_more_tokens(void**) {
   Runner runner(kPromptLen, "hgca");
   HostTwin twin(kPromptLen, "hgca");
@@ -114,7 +114,7 @@ void undone_steps_may_find_more_tokens(void**) {
   assert_int_equal(runner.side.stats().selected_keys, twin.side.stats().selected_keys);
 }
 
-// Nothing that is there too often is waited for, though the host has parts in it: a wait for them would last 30 s.
+// No call waits for a ticket that came once too often, although the host has parts in it. Such a wait would last 30 s.
 void recover_from_a_second_replay(const char* policy) {
   auto begin = std::chrono::steady_clock::now();
   const auto expect_no_wait = [&begin] {
@@ -133,7 +133,7 @@ void recover_from_a_second_replay(const char* policy) {
     expect_same(&runner, &twin);
     expect_no_wait();
     if (std::strcmp(policy, "all") == 0) continue;
-    break;  // weights have been counted twice: selections may differ from here on
+    break;  // weights were counted twice, so selections may differ from here on
   }
   replay(&runner, 100);
   runner.outputs();
@@ -147,7 +147,7 @@ void recover_from_a_second_replay(const char* policy) {
 void second_replays_are_got_over(void**) { recover_from_a_second_replay("all"); }
 void second_replays_are_got_over_that_select(void**) { recover_from_a_second_replay("hgca"); }
 
-// It comes when the step has been taken back already.
+// The replay comes after the step has been rolled back.
 void late_replays_are_got_over(void**) {
   for (const char* policy : {"all", "hgca"}) {
     Runner runner(kPromptLen, policy);
@@ -162,7 +162,7 @@ void late_replays_are_got_over(void**) {
   }
 }
 
-// A call outside of steps is told as well, and the next one works.
+// A call outside of steps also gets the report, and the next one works.
 void calls_recover(void**) {
   for (const char* policy : {"all", "hgca"}) {
     Runner runner(kPromptLen, policy);
@@ -186,7 +186,7 @@ void calls_recover(void**) {
   }
 }
 
-// Of a step that begins before anyone knows of the one before it, the calls fail; it ends, and the next one is told.
+// A step begins before the fault of the step before it is known. Its calls fail, it ends, and the next step gets the report.
 void steps_behind_it_are_taken_back(void**) {
   Runner runner(kPromptLen);
   HostTwin twin(kPromptLen, "all");
@@ -212,7 +212,7 @@ void a_lost_device_stays_lost(void**) {
   for (int i = 0; i < 3; ++i) expect_fault(&runner, "", TANDEM_ERROR_DEVICE_LOST);
 }
 
-// A session that goes in an open step takes back what the step has added, whether it was on its way or not.
+// When a session is released in an open step, the tokens of the step are rolled back, whether they were sent or not.
 void open_steps_go_with_their_session(void**) {
   for (int32_t n_done = 0; n_done <= kStepLayers; ++n_done) {
     Runner runner(kPromptLen);
@@ -239,8 +239,8 @@ void expect_no_end(Runner* runner, int32_t status, const char* text) {
   tandem_error_release(error);
 }
 
-// Of a layer whose call fails when its rows have been sent, all the host waits for may come: the step is taken back all the
-// same, and its graph, if there is one, serves on.
+// If the call of a layer fails after its rows were sent, everything that the host waits for may still come. The step is
+// rolled back all the same. Its graph, if there is one, works in later steps.
 void a_layer_fails_half_way(stand_in::Call failing, int32_t layer, bool has_graph) {
   Runner runner(kPromptLen);
   HostTwin twin(kPromptLen, "all");
@@ -269,7 +269,7 @@ void layers_fail_half_way(void**) {
       for (const bool has_graph : {false, true}) a_layer_fails_half_way(failing, layer, has_graph);
 }
 
-// Before its rows are sent, it can be called again.
+// A layer whose call failed before its rows were sent can be called again.
 void layers_are_called_again(void**) {
   Runner runner(kPromptLen);
   HostTwin twin(kPromptLen, "all");
@@ -286,7 +286,7 @@ void layers_are_called_again(void**) {
   expect_same(&runner, &twin);
 }
 
-// Where a stream takes no mark the step stays open, and can be ended when it does.
+// If a stream refuses an event the step stays open. It can be ended later, when the stream takes one.
 void steps_end_where_they_can(void**) {
   Runner runner(kPromptLen);
   HostTwin twin(kPromptLen, "all");

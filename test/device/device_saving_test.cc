@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Sequences of sessions on device tensors, on the stand-in: saved with what the device alone knows, loaded into sessions on
-// a device and into ones without. Windows are not in the file.
+// Sequences of sessions on device tensors, on the stand-in. They are saved with the state that only the device has, and
+// loaded into sessions with and without a device. Windows are not in the file.
 #include "api/saved_world.h"
 #include "device/device_side.h"
 
@@ -49,7 +49,7 @@ void compare(const char* policy, int32_t rope, void (*life)(const Side&, bool)) 
     const std::vector<float> expected = decode(*never_saved, true, 100 + i, n);
     assert_true(decode(*saved, true, 100 + i, n) == expected);
     const std::vector<float> got = decode(*elsewhere, true, 100 + i, n);
-    // A window that is filled has keys rotated by the host.
+    // When a window is filled, the host rotates its keys, so the bits may differ.
     if (rope == TANDEM_ROPE_CALLER) assert_true(got == expected);
     assert_close(got, expected);
     const std::vector<float> without = decode(*twin, false, 100 + i, n);
@@ -66,7 +66,7 @@ void goes_on_with_a_device_and_without(void**) {
       for (const auto life : {prompt, prompt_and_steps, steps_alone}) compare(policy, rope, life);
 }
 
-// And from a session without a device to one that has one.
+// A file of a session without a device, loaded into a session with one.
 void a_host_file_on_a_device(void**) {
   for (const char* policy : {"all", "hgca"}) {
     Side host(false, policy), twin(false, policy), side(true, policy);
@@ -78,7 +78,7 @@ void a_host_file_on_a_device(void**) {
   }
 }
 
-// What has been searched on a device is searched again, as after a fork.
+// A loaded session searches anew for keys that the device had found, as after a fork.
 void lists_of_a_device_are_made_again(void**) {
   Side side(true, "hip", 0, 1, 1024), elsewhere(true, "hip", 0, 1, 1024);
   prompt_and_steps(side, true);
@@ -88,7 +88,7 @@ void lists_of_a_device_are_made_again(void**) {
   for (int i = 0; i < 20; ++i) assert_true(decode(elsewhere, true, 100 + i) == decode(side, true, 100 + i));
 }
 
-// A save waits for rows that are on their way; a sequence in an open step is refused.
+// A save waits for rows in flight. A sequence in an open step is refused.
 void waits_for_the_device(void**) {
   const Side side(true, "hgca");
   prompt(side, true);

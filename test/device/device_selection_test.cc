@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Keys that the caller names, in calls on device tensors, whose indices are in host or in device memory: answers against
-// those of the same calls on host tensors, which gate_test compares with the reference. Prompts, decode, guesses, with
-// removals in between; indices that are wrong; failures; what is refused.
+// Calls on device tensors whose keys the caller names, with indices in host or in device memory. Outputs are compared with
+// the same calls on host tensors, which gate_test compares with the reference. Prompts, decode and guesses, with removals
+// between them; wrong indices; failures; refusals.
 // device_selection_test [MODULE]: on the stand-in, or on the GPU of the CUDA module.
 #include "device/selection_twins.h"
 
@@ -9,7 +9,7 @@ using namespace tandem_test;
 
 namespace {
 
-// Prompts, appends that evict, decode; dense calls between; truncations, removals and forks.
+// Prompts, appends that evict, decode calls, dense calls between them, truncations, removals and forks.
 void answers_are_those_of_host_tensors(void**) {
   int64_t seed = 1;
   for (const Setup& setup : setups()) {
@@ -41,7 +41,7 @@ void guesses_see_what_they_name(void**) {
   }
 }
 
-// Values of keys that no row names are NaN, in the window and outside.
+// Values of keys that no row names are NaN, in the window and outside it.
 void other_keys_are_not_read(void**) {
   Twins twins({TANDEM_F32, 64, 0, 1, 20});
   NamedCall prompt({200, 200}, 5);
@@ -73,7 +73,8 @@ struct Wrong {
   std::vector<int32_t> row;
 };
 
-// The row is NaN in its heads, all else is as it should be, and the next call says why and does nothing.
+// The row of a wrong index is NaN in its heads and everything else is right. The next call reports the index and does
+// nothing.
 void wrong_indices_are_told_later(void**) {
   const std::vector<Wrong> cases = {{"behind its own", "selection.idx[1, 0, 1] = 201", {5, 201, -1}},
                                     {"far away", "selection.idx[1, 0, 2] = 2147483647", {5, 6, INT32_MAX}},
@@ -87,7 +88,7 @@ void wrong_indices_are_told_later(void**) {
     NamedCall there({1, 1}, 70), here({1, 1}, 70);
     std::vector<int32_t> idx = {1, 50, 180, 2, 3, 199, 4, 150, 160, 10, 20, -1};
     here.view_idx(twins.setup, idx);
-    std::copy(wrong.row.begin(), wrong.row.end(), idx.begin() + 6);  // of the second sequence's query, head 0
+    std::copy(wrong.row.begin(), wrong.row.end(), idx.begin() + 6);  // the second sequence's query, head 0
     there.view_idx(twins.setup, idx);
     there.to_device(true);
     const tandem_attend_args device_args = there.args(0, twins.on_device.ids), host_args = here.args(0, twins.on_host.ids);
@@ -112,7 +113,7 @@ void wrong_indices_are_told_later(void**) {
   }
 }
 
-// What is refused at once, and nothing has grown.
+// Calls that are refused at once, without effect.
 void refuses(void**) {
   Twins twins({TANDEM_F32, 64, 0, 1, 3, false, false, false, true});
   twins.attend_all({20, 20}, 50, false);
@@ -131,7 +132,7 @@ void refuses(void**) {
   assert_refused(got, error, kInvalid, "selection_indices", "selection_indices = -1");
 }
 
-// Where a kernel is not launched, or indices are not sent, nothing has been appended, and later calls are right.
+// If a launch or the copy of the indices fails, nothing is appended and later calls are right.
 void failures_leave_nothing(void**) {
   if (cuda_module != nullptr) return;
   for (const stand_in::Call failing : {stand_in::kNameKeys, stand_in::kCopy, stand_in::kAppend, stand_in::kAttend})

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Several sessions at work on device tensors, who waits for all of them, and a device that goes away meanwhile.
+// Several sessions at work on device tensors, waits for all of them, and a device that is lost meanwhile.
 #include <chrono>
 #include <thread>
 
@@ -24,7 +24,7 @@ void expect_timeout(tandem_engine* engine) {
   tandem_error_release(error);
 }
 
-// Of two sessions on two caches of an engine, whichever is later.
+// Two sessions on two caches of one engine: drain() waits for the later one.
 void wait_for_calls(const char* policy) {
   const Side side(true, policy);
   const Side beside(side, policy);
@@ -43,8 +43,8 @@ void wait_for_calls(const char* policy) {
   gate.open();
   OK(tandem_engine_drain, side.engine, -1);
   assert_int_equal(counts.n_appended - n_appended, 6);
-  if (is_observed) assert_true(counts.n_observed - n_observed >= 5);  // the last is counted when the host has it already
-  Gate other(controls);  // of somebody else: nobody waits for the device any more
+  if (is_observed) assert_true(counts.n_observed - n_observed >= 5);  // the last one is counted only after the host has it
+  Gate other(controls);  // of another user: no session waits for the device any more
   for (const Side* each : {&side, &beside}) assert_int_equal(each->length(), kPrompt + 2);
   OK(tandem_engine_drain, side.engine, 0);
   assert_false(other.is_open());
@@ -56,7 +56,7 @@ void drain_waits_for_calls(void**) {
   for (const char* policy : {"all", "hgca"}) wait_for_calls(policy);
 }
 
-// What is planned and not launched is not waited for until the step has ended.
+// Layers that are planned and not launched are not waited for until the step has ended.
 void drain_waits_for_closed_steps(void**) {
   Runner runner(150, "hgca");
   runner.begin(kOneEach);
@@ -71,7 +71,7 @@ void drain_waits_for_closed_steps(void**) {
   OK(tandem_engine_drain, runner.side.engine, -1);
   assert_int_equal(counts.n_appended - n_appended, kStepLayers);
   controls.set_delay(0);
-  // A part of it was done when it ended, and the rest never is.
+  // A part of this step was done when it ended. The rest never will be.
   runner.begin(kOneEach);
   runner.attend_layers(kOneEach, 1);
   runner.outputs();
@@ -91,7 +91,7 @@ void drain_does_not_wait_for_a_lost_device(void**) {
 
 // ---- two sessions ------------------------------------------------------------------------------------------------------
 
-// A second session and sequence on a cache, as tests see them.
+// A second session and sequence on a cache.
 struct Second {
   tandem_session* session = nullptr;
   int64_t sequence = 0;
@@ -105,7 +105,7 @@ struct Second {
   ~Second() { tandem_session_release(session); }
 };
 
-// Of one of two sessions, each with its sequence.
+// One of two sessions, with its sequence.
 struct Turn {
   const Side* side;
   tandem_session* session;
@@ -120,7 +120,7 @@ struct Turn {
   }
 };
 
-// The same on both sides: a call, or a planned step in which the other session may have calls of its own (`between`).
+// Makes the same call on both sides: one call, or a planned step during which the other session may call (`between`).
 template <typename F>
 void take_turn(const Turn& turn, const Turn& twin_turn, int64_t n, int64_t seed, bool is_step, F between) {
   std::vector<std::unique_ptr<Call>> calls, twin_calls;
@@ -173,7 +173,7 @@ void two_sessions_share_a_cache(void**) {
   interleave("streaming", "hgca");
 }
 
-// Each on its thread and its cache; both wait for the same pool and worker.
+// Two sessions, each with a thread and a cache of its own. Both wait for the same pool and worker.
 void work_on_threads(const char* policy) {
   constexpr int kSteps = 60;
   const Side side(true, policy), beside(side, policy), twin(false, policy), twin_beside(twin, policy);
@@ -217,7 +217,7 @@ void two_threads_share_an_engine(void**) {
 
 // ---- tandem_session_release() ------------------------------------------------------------------------------------------
 
-// It returns, and others go on with the cache, while the device is kept; then the calls are done to their end.
+// The release returns while the device is held, and other sessions go on with the cache. Later the calls run to their end.
 void release_does_not_wait(const char* policy) {
   const int64_t n_allocated = counts.n_allocated - counts.n_released, n_shared = counts.n_shared - counts.n_unshared;
   Side side(true, policy), twin(false, policy);
@@ -247,7 +247,7 @@ void release_does_not_wait(const char* policy) {
     OK(tandem_sequence_digest, &digest, side.cache, side.sequence);
     OK(tandem_sequence_digest, &wanted, twin.cache, twin.sequence);
     assert_true(digest == wanted);
-    wait_for(stream);  // the call's tensors are its own
+    wait_for(stream);  // the tensors belong to the call
   }
   OK(tandem_engine_drain, side.engine, -1);
   tandem_cache_stats stats = TANDEM_CACHE_STATS_INIT;
@@ -262,7 +262,7 @@ void releases_do_not_wait(void**) {
   for (const char* policy : {"all", "hgca", "streaming"}) release_does_not_wait(policy);
 }
 
-// Of an open step nothing is waited for, by nobody: it is as if it had not begun, though its kernels are yet to run.
+// Released in an open step: nothing waits for the step. It counts as not begun, although its kernels have yet to run.
 void an_open_step_goes_at_once(void**) {
   for (const char* policy : {"all", "hgca"}) {
     Runner runner(150, policy);
@@ -286,7 +286,7 @@ void an_open_step_goes_at_once(void**) {
   }
 }
 
-// What is still under way keeps all that it needs, when nobody else does.
+// Calls in flight keep everything that they need, even if all other references are gone.
 void everything_may_be_released(void**) {
   void* stream = controls.create_stream();
   std::unique_ptr<Gate> gate;
@@ -311,9 +311,10 @@ void everything_may_be_released(void**) {
 
 // ---- a device that goes away in a step ---------------------------------------------------------------------------------
 
-// After n_done layers of it. What the host knows by then is there, what it does not is gone from all layers.
+// Loses the device after n_done layers of a step. Only tokens that arrived in all layers stay, so the step's tokens are gone
+// from every layer.
 void lose_in_a_step(const char* policy, int32_t n_done) {
-  // Weights of the window's keys are gone with the device: results are the twin's where nothing had to be selected by them.
+  // MAW of the window's keys are lost with the device. Outputs are the twin's only if no selection depends on them.
   const int64_t prompt = std::strcmp(policy, "hgca") == 0 ? 40 : 150;
   Runner runner(prompt, policy);
   HostTwin twin(prompt, policy);
@@ -351,7 +352,7 @@ void lose_in_a_step(const char* policy, int32_t n_done) {
                      TANDEM_ERROR_DEVICE_LOST);
     tandem_error_release(error);
   }
-  // Host tensors, in a step and outside.
+  // Goes on with host tensors, in a step and outside.
   for (const int64_t n : {1, 1, 5, 1}) {
     OK(tandem_step_begin, runner.side.session, runner.ids, &n, 1, nullptr);
     for (int32_t l = 0; l < kStepLayers; ++l) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// An engine with the stand-in for a device, or without one, and calls on either.
+// An engine with or without the stand-in as its device, and calls on it.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +14,7 @@ namespace tandem_test {
 inline constexpr int64_t kWindow = 64, kPrompt = 200;
 inline constexpr int32_t kLayer = 0;
 
-// What a session with such a window leaves outside it, of so many tokens that were there before a call.
+// Returns the number of tokens outside the window of a session with kWindow, for a sequence of this length before a call.
 inline int64_t outside_of(int64_t length) { return std::max<int64_t>(0, length - kWindow) / (kWindow / 8) * (kWindow / 8); }
 
 inline std::unique_ptr<tandem::test::OpenDevice> device;
@@ -27,14 +27,14 @@ inline void wait_for(void* stream) {
 inline const stand_in::Controls& controls = *stand_in::find_function<stand_in::ControlsFn>(stand_in::kControlsSymbol)();
 inline const stand_in::Counts& counts = *stand_in::find_function<stand_in::CountsFn>(stand_in::kCountsSymbol)();
 
-// Tests that watch their engine make it otherwise.
+// Makes the engine of a Side. Tests that watch their engine replace this function.
 inline tandem_engine* (*make_engine)(const tandem_engine_options& options) = [](const tandem_engine_options& options) {
   tandem_engine* engine = nullptr;
   OK(tandem_engine_create, &engine, &options);
   return engine;
 };
 
-// One layer of 4 query heads on 2, a session with a small window, a sequence.
+// An engine, one layer of 4 query heads and 2 KV heads, a session with a small window, and a sequence.
 struct Side {
   tandem_engine* engine = nullptr;
   tandem_model* model = nullptr;
@@ -68,7 +68,7 @@ struct Side {
     OK(tandem_sequence_create, &sequence, cache);
   }
   Side(const Side&) = delete;
-  // Another cache, session and sequence on the same engine and model.
+  // Makes another cache, session and sequence on the engine and model of `first`.
   Side(const Side& first, const char* policy, int64_t window_tokens = kWindow)
       : engine(first.engine), model(first.model), is_second(true) {
     const tandem_cache_options cache_options = TANDEM_CACHE_OPTIONS_INIT;
@@ -90,8 +90,8 @@ struct Side {
     tandem_session_options options = TANDEM_SESSION_OPTIONS_INIT;
     options.policy = policy;
     options.window_tokens = kWindow;
-    options.halo_tokens = 2;  // else a strong key would keep all the others here, and
-    options.beta = 0.5f;      // these random queries none
+    options.halo_tokens = 2;  // with a longer halo a strong key would keep all other keys here
+    options.beta = 0.5f;      // with a larger beta these random queries would keep no key
     return options;
   }
   int64_t length(int32_t layer_idx = kLayer) const {
@@ -111,12 +111,12 @@ struct Side {
   }
 };
 
-// Of the device's memory.
+// Returns the bytes of device memory in the plan.
 inline int64_t planned_bytes(const tandem_memory_plan& plan) {
   return plan.device_window_bytes + plan.device_work_bytes + plan.device_stream_bytes + plan.device_weights_bytes;
 }
 
-// What was planned.
+// Asserts that the cache holds exactly the device memory of the plan.
 inline void assert_held(const Side& side, const tandem_memory_plan& plan) {
   tandem_cache_stats stats = TANDEM_CACHE_STATS_INIT;
   OK(tandem_cache_get_stats, &stats, side.cache);
@@ -126,7 +126,7 @@ inline void assert_held(const Side& side, const tandem_memory_plan& plan) {
   assert_int_equal(stats.device_weights_bytes, plan.device_weights_bytes);
 }
 
-// At no time more either.
+// Asserts, besides, that the cache's peak of device memory is the plan's sum.
 inline void assert_never_more(const Side& side, const tandem_memory_plan& plan) {
   assert_held(side, plan);
   tandem_cache_stats stats = TANDEM_CACHE_STATS_INIT;
@@ -134,8 +134,8 @@ inline void assert_never_more(const Side& side, const tandem_memory_plan& plan) 
   assert_int_equal(stats.device_peak_bytes, planned_bytes(plan));
 }
 
-// Another model, cache, session and sequence in place of the side's. layer: its types and so on; heads and dims are the
-// side's.
+// Replaces the side's model, cache, session and sequence. The layer's types and other options come from `layer`, heads and
+// dims stay the side's.
 inline void make_anew(Side* side, tandem_layer_options layer, int32_t n_layers, const tandem_cache_options& cache_options,
                       const tandem_session_options& session_options) {
   tandem_session_release(side->session);
@@ -158,7 +158,7 @@ inline void change_session(Side* side, const tandem_session_options& options) {
   OK(tandem_session_create, &side->session, side->cache, &options);
 }
 
-// No session is made of these.
+// Asserts that tandem_session_create() refuses these options.
 inline void refuse_session(const Side& side, const tandem_session_options& options, int32_t status, const char* field,
                            const char* text) {
   tandem_session* session = nullptr;
@@ -167,7 +167,7 @@ inline void refuse_session(const Side& side, const tandem_session_options& optio
   assert_refused(got, error, status, field, text);
 }
 
-// Nor is a planned step of one that streams: before anything is done.
+// Asserts that tandem_step_begin() refuses a planned step of a session that streams, before it does anything.
 inline void refuse_step(const Side& side) {
   void* stream = controls.create_stream();
   const int64_t one = 1;
@@ -178,7 +178,7 @@ inline void refuse_step(const Side& side) {
   assert_true(controls.destroy_stream(stream));
 }
 
-// q, k, v and o of n tokens, the same for the same seed.
+// The tensors q, k, v and o of n tokens. A seed always gives the same numbers.
 struct Call {
   int64_t n;
   Tensor q, k, v, o;
@@ -215,7 +215,7 @@ struct Call {
     args.o = &o.view;
     return args;
   }
-  // Before the same tensors are used again.
+  // Fills o with NaN before the same tensors are used again.
   void forget_output() const {
     const std::vector<float> none(o.values.size(), NAN);
     device->upload(memory[3], none.data(), static_cast<int64_t>(none.size() * sizeof(float)));
@@ -235,7 +235,7 @@ inline void attend(const Side& side, Call& call, int32_t layer_idx = kLayer, voi
   OK(tandem_attend, side.session, &args);
 }
 
-// Its status, where the nth call of a kind to the device fails.
+// Returns the status of a call during which the nth call of one function of the device fails.
 inline int32_t attend_failing(const Side& side, const tandem_attend_args& args, stand_in::Call failing, int64_t nth,
                               int64_t delay_ns = 0, int32_t answer = TANDEM_ERROR_BACKEND) {
   controls.set_delay(delay_ns);
@@ -253,11 +253,11 @@ inline void assert_close(const std::vector<float>& got, const std::vector<float>
     if (!(std::fabs(got[i] - wanted[i]) <= 1e-5f)) fail_msg("element %zu is %g, not %g", i, got[i], wanted[i]);
 }
 
-// A call and the one behind it, on both sides; the host's have their outputs.
+// A call and the next one, as device tensors and as host tensors. The host calls are made here, so their outputs are known.
 struct RetriedCalls {
   Call call, next, on_host, next_on_host;
 
-  // twin: has no device; the same calls each time need its answers once.
+  // twin: a side without a device. Its answers do not change, so they are computed once.
   RetriedCalls(const Side& twin, int64_t n, int64_t n_next)
       : call(n, 2), next(n_next, 7), on_host(n, 2), next_on_host(n_next, 7) {
     for (Call* one : {&call, &next}) one->to_device();
@@ -265,8 +265,9 @@ struct RetriedCalls {
   }
 };
 
-// Wherever a call to the device fails, of each kind in turn: it says so, what had been appended is gone, and the next try
-// succeeds. make: a side that is ready for the calls. next_nth: of which call to a device fails after the nth.
+// Makes the call to the device fail at every place in turn, for each kind of function. Each time the call must report the
+// failure, its append must be rolled back, and the next try must succeed. make(): returns a side that is ready for the
+// calls. next_nth(nth): returns which call of the function fails after the nth.
 template <typename Make>
 void take_back_what_fails(std::initializer_list<stand_in::Call> kinds, const RetriedCalls& calls, Make make,
                           int64_t (*next_nth)(int64_t nth)) {
@@ -299,7 +300,7 @@ void take_back_what_fails(std::initializer_list<stand_in::Call> kinds, const Ret
   }
 }
 
-// The same calls on both sides, and the same results.
+// Attends the same call on both sides and compares the outputs.
 inline void attend_twins(const Side& side, const Side& twin, int64_t n_tokens, int64_t seed) {
   Call on_device(n_tokens, seed), on_host(n_tokens, seed);
   on_device.to_device();
@@ -318,7 +319,7 @@ inline int close_stand_in(void**) {
   return 0;
 }
 
-// After a test: the stand-in has found nothing wrong with what it was handed, and is as before.
+// Ends a test. Fails if the stand-in found a fault, and resets the stand-in.
 inline int forget(void**) {
   const bool is_right = *controls.fault() == '\0';
   controls.reset();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Steps that are planned for a stream: calls one by one and replays of a graph give the same bits while lengths, pages and
-// the host's part change, and a step that is not done as it was planned is an error and no hang.
+// Steps that are planned for a stream. Calls one by one and replays of a graph give the same bits while lengths, pages and
+// the host's part change. A step that is not done as planned is an error and does not hang.
 #include "device/step_runner.h"
 
 using namespace tandem_test;
@@ -40,10 +40,10 @@ void compare_replays_with_calls(const char* policy) {
 }
 
 void replays_are_as_calls(void**) { compare_replays_with_calls("all"); }
-// The selection changes meanwhile.
+// The selection changes during the steps.
 void replays_select_as_calls(void**) { compare_replays_with_calls("hgca"); }
 
-// Planned or not, on the device or not: the same numbers.
+// Planned or not, on a device or not, the numbers are the same.
 void compare_with_host(const char* policy) {
   Runner planned(150, policy);
   Side twin(false, policy, 0, kStepLayers);
@@ -69,7 +69,8 @@ void compare_with_host(const char* policy) {
 void planned_steps_are_right(void**) { compare_with_host("all"); }
 void planned_steps_select_right(void**) { compare_with_host("hgca"); }
 
-// Steps are counted modulo 256: memory that is new in the second half of a round does not look as if they had ended.
+// Steps are counted modulo 256. Memory that is allocated in the second half of a round must not look as if its steps had
+// ended.
 void memory_may_grow_between_steps(void**) {
   constexpr int64_t kMore = 40, kOneEach[] = {1, 1};
   Runner runner(20);
@@ -139,7 +140,7 @@ void refuses_what_was_not_planned(void**) {
   runner.digest(0);
 }
 
-// Of no sequences, or of sequences that would be too long.
+// Steps without sequences, or with sequences that would be too long.
 void refuses_steps_that_cannot_be(void**) {
   const Runner runner(20);
   constexpr int64_t kTooMany[] = {1, INT32_MAX};
@@ -155,7 +156,7 @@ void refuses_steps_that_cannot_be(void**) {
   tandem_error_release(error);
 }
 
-// Refreshes that an open step has posted do not outlive the session.
+// Refreshes that an open step has posted end with the session.
 void a_session_may_end_in_a_step(void**) {
   constexpr int64_t kOneEach[] = {1, 1};
   for (int round = 0; round < 30; ++round) {
@@ -175,7 +176,7 @@ void a_session_may_end_in_a_step(void**) {
   }
 }
 
-// A replay that never comes: the sequences are as they were before the step, and the session says what happened.
+// A graph that is never replayed: the sequences are as before the step, and the session reports what happened.
 void a_step_that_stays_undone_is_taken_back(void**) {
   for (const int32_t n_done : {0, 2}) {
     Runner runner(20);
@@ -195,7 +196,7 @@ void a_step_that_stays_undone_is_taken_back(void**) {
   }
 }
 
-// What a graph was captured for bounds the steps it is for.
+// The capture limits the steps that a graph can serve.
 void graphs_are_not_outgrown(void**) {
   Runner runner(20);
   constexpr int64_t kOneEach[] = {1, 1}, kMore[] = {30, 30};
@@ -210,7 +211,7 @@ void graphs_are_not_outgrown(void**) {
   assert_int_equal(runner.side.length(), 21);
 }
 
-// A step has up to 1,024 sequences, though calls are cut into parts of 512.
+// A step has up to 1,024 sequences, although calls are cut into parts of 512.
 void steps_have_many_sequences(void**) {
   constexpr int64_t kMany = 1024;
   const Side side(true), twin(false);
@@ -247,7 +248,7 @@ void steps_have_many_sequences(void**) {
   assert_true(controls.destroy_stream(stream));
 }
 
-// A graph that is replayed twice leaves tickets that nobody waits for: the next step finds them and does not take them for
+// A graph that is replayed twice leaves tickets that no call waits for. The next step finds them and does not take them for
 // its own.
 void a_graph_replayed_twice_is_noticed(void**) {
   Runner runner(20);
@@ -269,7 +270,7 @@ void a_graph_replayed_twice_is_noticed(void**) {
   assert_int_equal(runner.side.length(), 21);
 }
 
-// What steps of one token of the runners' sequences come to.
+// Returns the memory plan of steps with one token of each of the runner's sequences.
 tandem_memory_plan plan_of_steps(const char* policy) {
   const Runner runner(150, policy);
   tandem_memory_plan plan = TANDEM_MEMORY_PLAN_INIT;
@@ -279,7 +280,7 @@ tandem_memory_plan plan_of_steps(const char* policy) {
   return plan;
 }
 
-// Of a cap that is just what the plan says: steps have room, and nothing is left of it. begin: the first calls.
+// With a cap of exactly the plan, steps have room and use all of it. begin: makes the first calls.
 template <typename Begin>
 void fill_the_cap(const char* policy, Begin begin) {
   constexpr int64_t kOneEach[] = {1, 1};
@@ -301,12 +302,12 @@ void fill_the_cap(const char* policy, Begin begin) {
     assert_int_equal(stats.device_work_bytes, plan.device_work_bytes);
     assert_int_equal(stats.device_peak_bytes, cap);
     assert_int_equal(controls.device_bytes() - device_before, cap);
-    constexpr int64_t kStaging = 2 * (int64_t{16} << 20);  // to fill windows: pinned, not the device's
+    constexpr int64_t kStaging = 2 * (int64_t{16} << 20);  // pinned host memory for filling windows
     assert_int_equal(controls.shared_bytes() - shared_before + kStaging, plan.shared_bytes);
   }
 }
 
-// A step of which nothing is attended, taken back.
+// Begins a step, attends nothing, and rolls the step back.
 int32_t begin_step(const Runner& runner, int32_t n_sequences) {
   constexpr int64_t kOneEach[] = {1, 1};
   const auto begin = [&] {
@@ -320,7 +321,7 @@ int32_t begin_step(const Runner& runner, int32_t n_sequences) {
   return TANDEM_OK;
 }
 
-// Whether a step is the first call or not, and however many sequences there were before.
+// Whether or not a step is the first call, and however many sequences came before, it takes the planned memory.
 void steps_take_what_is_planned(void**) {
   for (const char* policy : {"all", "streaming", "hgca"}) {
     fill_the_cap(policy, [](Runner* runner) { return begin_step(*runner, 2); });
@@ -349,8 +350,7 @@ void attend_as_twin(Runner* runner, const Side& twin, int64_t seed) {
   }
 }
 
-// Work space that finds no room to grow is as before, or is made anew by the next call where the device fails on top of
-// that.
+// Work space that cannot grow stays as it was. If the device then fails as well, the next call makes it anew.
 void steps_without_room_change_nothing(void**) {
   for (const char* policy : {"all", "hgca"})
     for (const bool fails : {false, true}) {
@@ -365,7 +365,7 @@ void steps_without_room_change_nothing(void**) {
     }
 }
 
-// Work space that went for a larger one, of which the device makes nothing, is made anew by the next call.
+// Work space that was freed for a larger one, which the device then fails to make, is made anew by the next call.
 void work_space_that_went_comes_back(void**) {
   const tandem_memory_plan plan = plan_of_steps("all");
   Runner runner(150, "all", plan.device_window_bytes + plan.device_work_bytes);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Where memory cannot be pinned, and where the device goes for good: what the host has stays right, and says how it came
-// there.
+// Memory that cannot be pinned, and a device that is lost for good: the host's data stays right, and the library says which
+// way the data took.
 #include <sys/resource.h>
 
 #include <chrono>
@@ -31,7 +31,7 @@ void change_route(Side* side, const char* route, double fraction = -1.0) {
 
 // ---- RLIMIT_MEMLOCK 0 --------------------------------------------------------------------------------------------------
 
-// New rows go to pageable pages through the pinned slots.
+// New rows go through the pinned slots to pageable pages.
 void calls_are_staged_without_pinned_pages(void**) {
   controls.obey_memlock();
   const int64_t n_pinned = counts.n_pinned;
@@ -55,7 +55,7 @@ void calls_are_staged_without_pinned_pages(void**) {
   assert_int_equal(counts.n_pinned, n_pinned);
 }
 
-// The same in planned steps, call by call and as replays of a graph, whose slots stay as large as they are.
+// The same in planned steps, call by call and as replays of a graph. The size of the graph's slots does not change.
 void steps_are_staged_without_pinned_pages_in(const char* policy, bool as_graph) {
   Runner runner(150, policy);
   HostTwin twin(150, policy);
@@ -93,7 +93,7 @@ void steps_are_staged_without_pinned_pages(void**) {
 
 // ---- a device that is lost ---------------------------------------------------------------------------------------------
 
-// All K and V of both, as they are stored.
+// Compares all stored K and V of both sides.
 void assert_same_rows(const Side& side, const int64_t* ids, const Side& twin, const int64_t* twin_ids) {
   for (int i = 0; i < 2; ++i)
     for (int32_t layer = 0; layer < kStepLayers; ++layer) {
@@ -111,7 +111,7 @@ void assert_same_rows(const Side& side, const int64_t* ids, const Side& twin, co
 }
 
 void expect_lost(Runner* runner) {
-  for (int i = 0; i < 2; ++i) {  // for good
+  for (int i = 0; i < 2; ++i) {  // the device stays lost
     tandem_error* error = nullptr;
     assert_int_equal(tandem_step_begin(runner->side.session, runner->ids, kOneEach, 2, runner->stream, &error),
                      TANDEM_ERROR_DEVICE_LOST);
@@ -123,7 +123,7 @@ void expect_lost(Runner* runner) {
   }
 }
 
-// One token each in every layer, of host tensors, in a session of either side.
+// Attends one token of each sequence in every layer, with host tensors, in a session of either side.
 void attend_on_host(const Runner& runner, tandem_session* session, HostTwin* twin, int64_t step) {
   const std::vector<float> wanted = twin->run_step(step);
   std::vector<float> got;
@@ -139,8 +139,8 @@ void attend_on_host(const Runner& runner, tandem_session* session, HostTwin* twi
   assert_close(got, wanted);
 }
 
-// Between steps, or with one under way after so long; then a session of the CPU goes on with the same cache, as a twin does
-// that never had a device, and so does the session itself.
+// Loses the device between steps, or `after_ns` into a step. Then a session without a device goes on with the same cache,
+// and so does the session itself. A twin that never had a device gives the outputs.
 void a_session_goes_on_without(const char* policy, bool is_between, int64_t after_ns) {
   Runner runner(150, policy);
   HostTwin twin(150, policy);
@@ -163,9 +163,9 @@ void a_session_goes_on_without(const char* policy, bool is_between, int64_t afte
   }
   controls.lose_device();
   if (is_between) expect_lost(&runner);
-  for (int i = 0; i < 2; ++i) {  // of the step all has come, or nothing stays
+  for (int i = 0; i < 2; ++i) {  // either the whole step has arrived or nothing of it stays
     int64_t shortest = INT64_MAX, n = 0;
-    runner.digest(i);  // looks what is lost
+    runner.digest(i);  // notices the loss
     for (int32_t layer = 0; layer < kStepLayers; ++layer) {
       OK(tandem_sequence_length, &n, runner.side.cache, runner.ids[i], layer);
       shortest = std::min(shortest, n);
@@ -175,7 +175,7 @@ void a_session_goes_on_without(const char* policy, bool is_between, int64_t afte
   }
   expect_lost(&runner);
   assert_same_rows(runner.side, runner.ids, twin.side, twin.ids);
-  const bool is_exact = std::strcmp(policy, "all") == 0;  // moving averages of the window's keys went with the device
+  const bool is_exact = std::strcmp(policy, "all") == 0;  // MAW of the window's keys went with the device
   tandem_session* fresh = nullptr;
   const tandem_session_options options = Side::options_of("all");
   OK(tandem_session_create, &fresh, runner.side.cache, &options);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Workers are awake for as long as a planned step is under way on the device, which is longer than its calls take.
+// Workers stay awake as long as a planned step is in flight on the device, which is longer than its calls take.
 #include <atomic>
 
 #include "device/step_runner.h"
@@ -58,7 +58,7 @@ void until_the_step_is_done(void**) {
     assert_int_equal(watch.n_wakes, step);
     runner.attend_layers(kOneEach);
     runner.end();
-    assert_int_equal(watch.n_rests, step - 1);  // the host's part of no layer has been done
+    assert_int_equal(watch.n_rests, step - 1);  // the host's part is not done in any layer
     watch.goes_on = true;
     watch.goes_on.notify_all();
     OK(tandem_engine_drain, runner.side.engine, -1);
@@ -67,7 +67,7 @@ void until_the_step_is_done(void**) {
   }
 }
 
-// Nothing was under way any more when it ended.
+// Nothing was in flight any more when the step ended.
 void or_at_its_end(void**) {
   Runner runner(150);
   constexpr int64_t kOneEach[] = {1, 1};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Offloaded weights on the stand-in, whose streams are late: each use copies its block to a place of its own, and what is
-// there in the end is the block, whatever was sent over it since.
+// Offloaded weights on the stand-in, whose streams are late. Each use copies its block to a place of its own. At the end
+// each copy must be the block, although other blocks were sent over its place since.
 #include <random>
 
 #include "device/device_side.h"
@@ -52,7 +52,7 @@ int64_t in_use() {
     assert_refused(status, error, TANDEM_ERROR_##wanted, field, text); \
   } while (0)
 
-// What a use of a block has copied.
+// The copy that one use of a block has made.
 struct Seen {
   int32_t block_idx;
   void* at;
@@ -65,7 +65,7 @@ tandem_weights* create(tandem_engine* engine, const std::vector<Block>& blocks, 
   return weights;
 }
 
-// Of one length, and told apart by their bytes.
+// Returns six blocks of one length with different bytes.
 std::vector<Block> six_blocks(uint64_t seed) {
   std::mt19937_64 random(seed);
   std::vector<Block> blocks(6);
@@ -73,7 +73,7 @@ std::vector<Block> six_blocks(uint64_t seed) {
   return blocks;
 }
 
-// A walk over the blocks: mostly on to the next, at times over some or back, with up to two of them in use.
+// A walk over the blocks: mostly to the next block, at times over some or back. Up to two blocks are in use.
 struct Walk {
   const std::vector<Block>& blocks;
   tandem_weights* weights;
@@ -90,7 +90,7 @@ struct Walk {
     assert_int_equal(reinterpret_cast<uintptr_t>(data) % 256, 0);
     const auto bytes = static_cast<int64_t>(blocks[static_cast<size_t>(b)].bytes.size());
     void* const at = device->allocate(bytes);
-    device->wait();  // it has been filled, on another stream
+    device->wait();  // another stream has filled it
     tandem::DeviceError error;
     device->must(device->table->copy(device->self, at, data, bytes, stream, &error), error);
     seen.push_back({b, at});
@@ -100,7 +100,7 @@ struct Walk {
     OK(tandem_weights_done, weights, held.front(), stream);
     held.erase(held.begin());
   }
-  // Where a call to the device fails, a use that is refused holds nothing and an end that is refused is still to come.
+  // Uses a block of a device that may fail. A refused use holds nothing. A refused end can be repeated.
   bool use_again(int32_t b) {
     void* data = nullptr;
     const bool fails = tandem_weights_use(&data, weights, b, stream, nullptr) != TANDEM_OK;
@@ -178,7 +178,7 @@ void blocks_are_what_was_given(void**) {
   assert_int_equal(in_use(), before);
 }
 
-// In order, each block is there or on its way when it is asked for, and crosses the bus once a round.
+// Blocks that are used in order are on the device or in flight when they are asked for, and cross the bus once a round.
 void is_ahead(void**) {
   const Side side(true);
   const std::vector<Block> blocks = six_blocks(7);
@@ -247,7 +247,7 @@ void refuses(void**) {
   OK(tandem_weights_use, &at, weights, 0, nullptr);
   OK(tandem_weights_use, &at, weights, 1, nullptr);
   REFUSED(tandem_weights_use(&other, weights, 2, nullptr, &error), INVALID_STATE, "block_idx", "in use (0, 1)");
-  OK(tandem_weights_use, &other, weights, 1, nullptr);  // again, where it is
+  OK(tandem_weights_use, &other, weights, 1, nullptr);  // again, at the same place
   assert_ptr_equal(at, other);
   OK(tandem_weights_done, weights, 0, nullptr);
   OK(tandem_weights_use, &other, weights, 2, nullptr);
@@ -260,7 +260,7 @@ void refuses(void**) {
   REFUSED(tandem_weights_use(&other, weights, 2, nullptr, &error), INVALID_HANDLE, "weights", "has been released");
 }
 
-// A block that stays in use has its own room and no more, whatever comes and goes behind it.
+// A block that stays in use keeps exactly its own room while others come and go after it.
 void one_may_stay_in_use(void**) {
   const Side side(true);
   const std::vector<Block> blocks = six_blocks(5);
@@ -279,8 +279,8 @@ void one_may_stay_in_use(void**) {
   assert_true(controls.destroy_stream(walk.stream));
 }
 
-// A block that is left out has waited for nothing yet, as pieces of a session go first: whatever is sent beside its place
-// waits in its stead until the blocks that were there have been read, on a stream that is late.
+// A block that was skipped has not waited for anything yet, because pieces of a session go first. The data sent next to its
+// place must wait in its stead: until the blocks that were there have been read, on a stream that is late.
 void left_out_blocks_hand_on_what_they_wait_for(void**) {
   Side side(true);
   tandem_session_options session_options = Side::options_of("all");
@@ -292,7 +292,7 @@ void left_out_blocks_hand_on_what_they_wait_for(void**) {
   const std::vector<Block> blocks = six_blocks(3);
   tandem_weights* const weights = create(side.engine, blocks, TANDEM_WEIGHTS_OPTIONS_INIT);
   Walk walk{blocks, weights, controls.create_stream()};
-  for (int32_t i = 0; i < 6; ++i) {  // so it is known that there are pieces before each block
+  for (int32_t i = 0; i < 6; ++i) {  // so the library knows that pieces come before each block
     Call call(1, 10 + i);
     call.to_device();
     attend(side, call);
@@ -310,7 +310,7 @@ void left_out_blocks_hand_on_what_they_wait_for(void**) {
   walk.use(1);
   for (const int32_t b : {1, 0}) OK(tandem_weights_done, weights, b, walk.stream);
   walk.held.clear();
-  walk.use(4);  // and neither 2 nor 3, which was to take the place of 0
+  walk.use(4);  // skips 2 and 3; 3 was to take the place of 0
   walk.done();
   controls.set_delay(0);
   walk.check();
@@ -340,7 +340,7 @@ void guards_end_uses(void**) {
   }
   assert_int_equal(refused, TANDEM_ERROR_INVALID_STATE);
   first.reset();
-  tandem::Block third(weights, 2);  // in its place
+  tandem::Block third(weights, 2);  // at the same place
   std::vector<unsigned char> got(bytes.size());
   tandem::DeviceError error;
   device->must(device->table->copy(device->self, got.data(), third.data(), 1000, nullptr, &error), error);
@@ -350,7 +350,7 @@ void guards_end_uses(void**) {
   assert_int_equal(weights.stats().n_uses, 3);
 }
 
-// Whichever call of the device fails on the way, blocks are what was given, and none is held that nobody was told of.
+// Whichever call of the device fails, the blocks have their contents, and no block is held that the caller was not given.
 void survives_failing_calls(void**) {
   using namespace stand_in;
   const Side side(true);
@@ -393,7 +393,7 @@ void leaves_nothing(void**) {
       assert_int_equal(tandem_error_status(error), TANDEM_ERROR_OUT_OF_MEMORY);
       assert_null(weights);
     } else if (stats_of(weights).pinned_bytes < 9000) {
-      has_failed = true;  // pinning alone was refused: the copies cross more slowly
+      has_failed = true;  // only pinning was refused, so the copies cross more slowly
     }
     tandem_error_release(error);
     tandem_weights_release(weights);

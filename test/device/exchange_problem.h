@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Tensors, a window, states and an exchange, as append(), attend() and merge() are given them.
+// Tensors, a window, states and an exchange, set up as arguments of append(), attend() and merge().
 #pragma once
 
 #include <cmath>
@@ -64,7 +64,7 @@ inline reference::RefLayer reference_of(const ExchangeCase& of, const std::vecto
   return layer;
 }
 
-// Tensors of a call, its window, and the exchange: everything has what append(), attend() and merge() are given.
+// The tensors of a call, its window and its exchange. Each has the layout that append(), attend() and merge() expect.
 class ExchangeProblem {
  public:
   ExchangeProblem(const ExchangeCase& of, const std::vector<Span>& first, int32_t n_tokens, uint64_t seed)
@@ -106,13 +106,13 @@ class ExchangeProblem {
     return sequences;
   }
 
-  // Values that the tensors' type has, in rows without gaps.
+  // Returns n random values that the tensors' type can represent, in rows without gaps.
   std::vector<double> draw(int64_t n) {
     std::vector<double> values(static_cast<size_t>(n));
     for (double& x : values) x = reference::round_to(of_.tensor_type, random_.normal());
     return values;
   }
-  // As a tensor has them.
+  // Returns the values as bytes of a tensor with the strides of `rows`. Gaps are 0xff.
   std::vector<std::byte> spread(const DeviceRows& rows, const std::vector<double>& values, int64_t n_heads, int32_t dim) {
     const auto n_rows = static_cast<int64_t>(values.size()) / dim;
     std::vector<std::byte> bytes(static_cast<size_t>(n_rows / n_heads * rows.token_stride * size_of()), std::byte{0xff});
@@ -156,7 +156,7 @@ class ExchangeProblem {
     rows->data = host.allocate((n_rows / n_heads + 1) * rows->token_stride * size_of());
   }
 
-  // Pages backwards, so that the one called 0 is the last.
+  // Lays pages out backwards, so page 0 of the tables is the last one in memory.
   void make_pool(int32_t n_sequences) {
     const PlaneBytes bytes = plane_bytes(layer_);
     const int32_t n_pages = n_sequences * kTableLen;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// exit_program HOW DELAY_NS N_CALLS [MODULE]: a program that ends while its device, the stand-in, which ends with it, or
-// that of the CUDA module, has yet to do what it was asked for. It returns from main() at once, with what HOW says released,
-// and is killed where it hangs.
+// exit_program HOW DELAY_NS N_CALLS [MODULE]: a program that ends while its device still has work to do. The device is the
+// stand-in, which ends with the program, or that of the CUDA module. The program releases what HOW says and returns from
+// main() at once. It is killed if it hangs.
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -13,7 +13,7 @@
 
 #include "device/step_runner.h"
 
-// What is not released here is lost on purpose.
+// Objects that are not released here are lost on purpose.
 extern "C" int __lsan_is_turned_off();
 extern "C" int __lsan_is_turned_off() { return 1; }
 
@@ -21,7 +21,7 @@ using namespace tandem_test;
 
 namespace {
 
-std::unique_ptr<Side> of_static_destructors;  // run after what is registered with exit() from main() on
+std::unique_ptr<Side> of_static_destructors;  // destroyed after the functions that main() registers with exit()
 
 std::string module_path = STAND_IN_MODULES "/libtandem-standin.so";
 bool is_cuda = false;
@@ -42,7 +42,7 @@ void* create_stream() {
   return stream;
 }
 
-// What the stream is asked for next waits behind this much work. A GPU copies about two bytes a nanosecond within its
+// Gives the stream so much work that later operations wait about `ns`. A GPU copies about two bytes a nanosecond within its
 // memory.
 void keep_busy(void* stream, int64_t ns) {
   constexpr int64_t kBytes = int64_t{1} << 29;
@@ -54,7 +54,7 @@ void keep_busy(void* stream, int64_t ns) {
     device->must(device->table->copy(device->self, memory, memory + kBytes, std::min(left, kBytes), stream, &error), error);
 }
 
-// One call in each layer, on the device. Their memory is never given back: only what the library does is asked about.
+// One call in each layer, on the device. Their memory is never released, because only the library's behaviour is tested.
 struct Calls {
   Call first, second;
 
@@ -80,7 +80,7 @@ int main(int argc, char** argv) {
   const std::string how = argv[1];
   is_cuda = argc > 4;
   if (is_cuda) module_path = argv[4];
-  if (is_cuda && how == "lost") return 2;  // nobody loses a GPU when asked
+  if (is_cuda && how == "lost") return 2;  // a GPU cannot be lost on request
   const rlimit no_core = {0, 0};
   setrlimit(RLIMIT_CORE, &no_core);
   alarm(60);
@@ -94,18 +94,18 @@ int main(int argc, char** argv) {
   one.attend(*side, stream);
   one.begin_step(*side, stream, 2);
   OK(tandem_step_end, side->session, stream);
-  OK(tandem_engine_drain, side->engine, -1);  // there is everything now that what follows will need
+  OK(tandem_engine_drain, side->engine, -1);  // now all memory exists that the later calls need
   keep_busy(stream, std::atoll(argv[2]));
   for (int64_t i = 0; i < std::atoll(argv[3]); ++i) one.attend(*side, stream);
   if (how == "open" || how == "closed") one.begin_step(*side, stream, 1);  // a layer is missing
   if (how == "closed") OK(tandem_step_end, side->session, stream);
   if (how == "lost") controls.lose_device();
-  (void)device.release();  // of the program's own
+  (void)device.release();  // the program's own device
   if (how == "session")
     tandem_session_release(side.release()->session);
   else if (how == "nothing" || how == "open")
     (void)side.release();
   else if (how == "static")
     of_static_destructors = std::move(side);
-  return 0;  // else everything is released
+  return 0;  // otherwise everything is released
 }

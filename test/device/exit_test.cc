@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Programs that end while sessions they have released, or have not, are still at work on a device that ends with them.
-// exit_test [MODULE]: on the stand-in, or on the GPU of the CUDA module.
+// Programs that end while their sessions, released or not, still work on a device that ends with the program. exit_test
+// [MODULE]: on the stand-in, or on the GPU of the CUDA module.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -14,7 +14,7 @@ namespace {
 
 const char* module_path = nullptr;
 
-// Its exit code, or minus the signal that ended it.
+// Returns the program's exit code, or minus the signal that ended it.
 int run_program(const char* how, int64_t delay_ns, int64_t n_calls) {
   const std::string delay = std::to_string(delay_ns), n = std::to_string(n_calls);
   const pid_t pid = fork();
@@ -27,7 +27,7 @@ int run_program(const char* how, int64_t delay_ns, int64_t n_calls) {
   return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
 }
 
-// Neither does one crash, nor does it wait for what the device has not done: that would take some seconds where it tarries.
+// No program crashes, and none waits for unfinished work of the device. That would take some seconds on a slow device.
 void programs_end(const char* how) {
   constexpr int64_t kMs = 1'000'000;
   for (const int64_t delay_ns : {int64_t{0}, kMs / 20, kMs, 200 * kMs}) {
@@ -48,7 +48,7 @@ void with_the_session_alone_released(void**) { programs_end("session"); }
 void with_nothing_released(void**) { programs_end("nothing"); }
 void with_releases_by_static_destructors(void**) { programs_end("static"); }
 void with_a_lost_device(void**) {
-  if (module_path != nullptr) skip();  // nobody loses a GPU when asked
+  if (module_path != nullptr) skip();  // a GPU cannot be lost on request
   programs_end("lost");
 }
 void with_an_open_step(void**) { programs_end("open"); }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Long chunks that see no key outside the window, on the stand-in: the first ones of a prompt, whatever the route and the
-// layer. Their rows leave by copies where the store can be pinned and by tickets of 512 where it cannot; answers and the
-// store's bytes are the host's in both cases, and whatever follows finds them.
+// Long chunks that see no key outside the window, on the stand-in: the first ones of a prompt, for every route and layer.
+// Their rows leave by copies if the store can be pinned, else by tickets of 512. In both cases outputs and the store's bytes
+// are the host's, and later calls find the rows.
 #include "device/device_side.h"
 #include "one_in.h"
 
@@ -20,7 +20,7 @@ struct Setup {
   double stream_fraction = -1.0;
 };
 
-// A side of such a layer; the stand-in's one has a device.
+// A side with two layers of this setup.
 struct Prompted : Side {
   Prompted(bool has_device, const Setup& setup, int32_t n_layers = 2) : Side(has_device, "all", 0, n_layers) {
     tandem_layer_options layer = TANDEM_LAYER_OPTIONS_INIT;
@@ -42,7 +42,7 @@ struct Twins {
   Prompted side, twin;
 
   explicit Twins(const Setup& setup) : side(true, setup), twin(false, setup) {}
-  // In both layers, without waiting between them.
+  // Attends both layers and does not wait between them.
   void attend(int64_t n_tokens, int64_t seed) const {
     Call on_device[] = {Call(n_tokens, seed), Call(n_tokens, seed + 1)},
          on_host[] = {Call(n_tokens, seed), Call(n_tokens, seed + 1)};
@@ -78,7 +78,7 @@ const Setup kSetups[] = {
     {.k_rotation = TANDEM_ROTATION_HADAMARD, .window = 4096, .policy = "hgca"},
 };
 
-// Prompts, and what may come after them: single tokens at once, another long chunk, which may see keys outside the window,
+// Prompts and the calls that may follow: single tokens at once, another long chunk, which may see keys outside the window,
 // steps, a fork, a truncation.
 void answers_are_the_hosts(void**) {
   tandem::test::TakesOneIn is_taken;
@@ -98,7 +98,7 @@ void answers_are_the_hosts(void**) {
   }
 }
 
-// An append for pages and buffer and one for the ticket, not one for every 512 tokens.
+// There is one append for pages and buffer and one for the ticket, not one for every 512 tokens.
 void rows_leave_by_copies(void**) {
   for (const Setup& setup : {Setup{}, Setup{.window = 4096}, Setup{.rope = TANDEM_ROPE_HALVES}}) {
     const Twins both(setup);
@@ -112,7 +112,7 @@ void rows_leave_by_copies(void**) {
   }
 }
 
-// A device that pins nothing: by tickets, and it is said once.
+// On a device that pins nothing, rows leave by tickets. A warning says so once.
 void without_pins_by_tickets(void**) {
   for (const Setup& setup : kSetups) {
     const Twins both(setup);
@@ -125,7 +125,8 @@ void without_pins_by_tickets(void**) {
   }
 }
 
-// The copies are slow: what follows on the caller's stream waits for them where it takes a ticket or needs their buffer.
+// The copies are slow. Later operations of the caller's stream wait for them if they take a ticket or need the copies'
+// buffer.
 void slow_copies(void**) {
   const Twins both({.window = 4096});
   controls.set_delay(3'000'000);
@@ -146,7 +147,7 @@ void failures_take_all_back(void**) {
       [](int64_t nth) { return nth + tandem::test::one_in(); });
 }
 
-// With append_tokens, plans have room for first chunks as well.
+// With append_tokens, plans have room for first chunks too.
 void takes_what_is_planned(void**) {
   for (const int64_t appended : {700, 2000}) {
     Prompted side(true, {});
@@ -163,7 +164,7 @@ void takes_what_is_planned(void**) {
   }
 }
 
-// Graphs hold addresses: a session that has captured takes prompts as it would without memory for long chunks.
+// Graphs hold addresses. A session that has captured one takes prompts as if it had no memory for long chunks.
 void graphs_stay(void**) {
   void* const stream = controls.create_stream();
   const Twins both({});

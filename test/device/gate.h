@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// An operation that keeps a stream of the stand-in where it is, for as long as a test wants it to be late: no delay is long
-// enough where the test's own thread may have to wait for a core.
+// An operation that stops a stream of the stand-in until the test opens it. A delay cannot replace it: the test's own thread
+// may wait for a core longer than any delay.
 #pragma once
 
 #include <atomic>
@@ -14,10 +14,10 @@
 
 namespace stand_in {
 
-// Opens by itself after a minute, so that who waits for it fails in time.
+// Opens by itself after a minute, so a test that waits for the stream fails in time.
 class Gate {
  public:
-  // Of the stream; null: the default one.
+  // stream: the stream to stop; null: the default stream.
   explicit Gate(const Controls& controls, void* stream = nullptr) {
     const Graph graph{[is_open = is_open_] {
       for (int i = 0; i < 60'000 && !*is_open; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The host's side of an exchange, with a layout of slots as good as any.
+// The host's side of an exchange. The layout of its slots is arbitrary, with gaps.
 #pragma once
 
 #include <atomic>
@@ -17,7 +17,7 @@ class HandOver {
     int64_t end = sizeof(SlotHeader);
     const auto take = [&end](int64_t bytes) {
       const int64_t at = end;
-      end = (at + bytes + 63) / 32 * 32;  // a gap after each
+      end = (at + bytes + 63) / 32 * 32;  // leaves a gap after each part
       return at;
     };
     exchange.lse_at = take(n_rows * 4);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Whatever the thread that meets the device lacks memory for: the next call says so, once; what that call had appended is
-// gone; then the session works as before.
+// The thread that meets the device lacks memory at any point. The next call reports it, once. The tokens of the call that
+// lacked memory are gone. Then the session works as before.
 #include <pthread.h>
 
 #include <chrono>
@@ -21,7 +21,7 @@ bool is_hand_over() {
   return std::strcmp(name, "tandem-device") == 0;
 }
 
-// From now on, of that thread.
+// Makes allocations of that thread fail from now on.
 void fail_from(int64_t nth, bool goes_on) {
   n_news = 0;
   fails_at = nth;
@@ -30,7 +30,7 @@ void fail_from(int64_t nth, bool goes_on) {
   armed = true;
 }
 
-// An append, then single tokens, of which blocks leave the window: calls of these lengths one after another.
+// The lengths of calls made one after another: an append, then single tokens, during which blocks leave the window.
 constexpr int64_t kLens[] = {kPrompt, 300, 1, 1, 40, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
 constexpr int64_t kCalls = std::size(kLens);
 
@@ -43,14 +43,14 @@ int64_t start_of(int64_t call_idx) {
 struct Selecting : Side {
   explicit Selecting(const char* policy, const char* route = nullptr) : Side(true, policy) {
     tandem_session_options options = options_of(policy);
-    options.beta = 0.0f;  // every key is kept: the answers are those over all keys
+    options.beta = 0.0f;  // every key is kept, so outputs are those over all keys
     options.route = route;
     if (route != nullptr) options.stream_fraction = 0.5, options.stream_buffer_bytes = 64 * kDim * 4;
     change_session(this, options);
   }
 };
 
-// The call, on the device; what it says.
+// Makes the call on the device and returns its status.
 int32_t try_call(const Side& side, Call* call) {
   const tandem_attend_args args = call->args(side);
   tandem_error* error = nullptr;
@@ -61,13 +61,14 @@ int32_t try_call(const Side& side, Call* call) {
   return status;
 }
 
-// When nothing is under way, and what is lost has been taken back.
+// Returns the length once nothing is in flight and lost tokens are rolled back.
 int64_t settled_length(const Side& side) {
   side.digest();
   return side.length();
 }
 
-// The calls in turn, each to its end before the next; those that were lost again. Returns how often that was said.
+// Makes the calls in turn, each to its end before the next one, and repeats those that were lost. Returns how often the lack
+// was reported.
 int64_t run_calls(const Side& side, const Side& twin, int64_t most_told) {
   int64_t n_told = 0;
   for (int64_t i = 0; i < kCalls;) {
@@ -111,7 +112,7 @@ void a_lack_is_told_once(void**) {
   for (const char* policy : {"hgca", "all"}) lack_once(policy);
 }
 
-// Memory is back when it has been said three times.
+// Memory is back after three reports.
 void a_lack_may_go_on(void**) {
   const Selecting side("hgca");
   const Side twin(false);
@@ -119,7 +120,7 @@ void a_lack_may_go_on(void**) {
   assert_int_equal(run_calls(side, twin, 3), 3);
 }
 
-// Calls go on while nobody knows of it yet.
+// Further calls are made before the lack is known.
 void calls_behind_a_lack_are_lost(void**) {
   int64_t n_told_of = 0;
   for (int64_t nth = 1; nth < 60; nth += 2 + tandem::test::one_in()) {
@@ -152,7 +153,7 @@ void calls_behind_a_lack_are_lost(void**) {
   assert_true(n_told_of > 0);
 }
 
-// Nor do their queries count in what is selected later: that is as if they had never been made.
+// The queries of lost calls do not count in later selections, as if they had never been made.
 void lost_calls_do_not_count(void**) {
   const Side side(true, "hgca"), twin(false, "hgca");
   attend_twins(side, twin, kPrompt, 1);
@@ -186,8 +187,8 @@ tandem_engine* make_multiplying_engine(const tandem_engine_options& options) {
   return engine;
 }
 
-// Nobody changes what is on its way to the device, though nobody will look at it there. The CPU goes through products,
-// whatever a process finds to be the number of rows from which they are faster: the rest takes no memory that could lack.
+// Rows in flight to the device do not change, although the device will not read them. The engine's matmul_rows is fixed, so
+// attention takes no memory that could lack, whatever number the process would measure.
 void lost_calls_end_when_their_keys_are_sent(void**) {
   const auto usual = make_engine;
   make_engine = make_multiplying_engine;
@@ -215,7 +216,7 @@ void lost_calls_end_when_their_keys_are_sent(void**) {
   attend_twins(side, twin, 1, 7);
 }
 
-// A planned step goes back as a whole, and the graph serves the next one.
+// A planned step is rolled back as a whole, and the next step uses the graph.
 void a_step_without_memory_is_taken_back(void**) {
   constexpr int64_t kOneEach[] = {1, 1};
   int64_t n_told = 0;
@@ -237,7 +238,7 @@ void a_step_without_memory_is_taken_back(void**) {
       assert_true(controls.launch(runner.graph, runner.stream));
       runner.end();
       runner.digest(0);
-      runner.outputs();  // what is lost reads its inputs all the same
+      runner.outputs();  // a lost step still reads its inputs
       for (int32_t l = 0; l < kStepLayers; ++l) assert_int_equal(runner.side.length(l), runner.side.length(0));
       if (runner.side.length() == 150 + step + 1)
         ++step;

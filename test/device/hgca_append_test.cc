@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Long appends under "hgca", on the stand-in: keys are streamed to all queries as under "all", and what is selected after
-// them is what a session without a device selects, whose every query the host sees.
+// Long appends under "hgca", on the stand-in. Keys are streamed to all queries, as under "all". The selection after an
+// append is that of a session without a device, where the host sees every query.
 #include <array>
 
 #include "device/device_side.h"
@@ -9,7 +9,7 @@ using namespace tandem_test;
 
 namespace {
 
-constexpr int64_t kBuffer = 64 * kDim * 2 * 2 * 3 / 2;  // 64 tokens of one KV head, and some
+constexpr int64_t kBuffer = 64 * kDim * 2 * 2 * 3 / 2;  // one and a half times 64 tokens of one KV head
 constexpr int32_t kLayers = 2;
 
 tandem_session_options options_of(const char* route, int64_t append_tokens) {
@@ -20,7 +20,7 @@ tandem_session_options options_of(const char* route, int64_t append_tokens) {
   return options;
 }
 
-// The tokens that a KV head has selected, and how much the first query head of its group has attended to each.
+// The tokens that a KV head has selected, and the MAW of each in the first query head of its group.
 struct Selection {
   std::vector<int64_t> tokens;
   std::vector<float> maw;
@@ -61,8 +61,8 @@ void attend_both(const Side& side, const Side& twin, int64_t n, int64_t seed) {
   }
 }
 
-// Chunks and tickets, appends that are shorter than the queries that count, decodes, and a selection that nobody asks for in
-// between, so that the decode has it made.
+// Chunks and tickets, appends shorter than the number of queries that count, and decode calls. The selection is not asked
+// for in between, so the decode call makes it.
 void selects_as_on_the_host(void**) {
   for (const int64_t append_tokens : {0, 600, 100})
     for (const bool looks : {false, true}) {
@@ -80,7 +80,7 @@ void selects_as_on_the_host(void**) {
     }
 }
 
-// A chunk goes at once, with the queries that count.
+// A chunk goes at once, together with the queries that count.
 void streams_keys_once_for_a_chunk(void**) {
   Side side(true, "hgca", 0, 1);
   change_session(&side, options_of("stream", 0));
@@ -96,7 +96,7 @@ void streams_keys_once_for_a_chunk(void**) {
   assert_int_equal(side.stats().streamed_kv_bytes - before, outside_of(1000) * token_bytes);
 }
 
-// An append's last chunk may be a single query, whose keys are streamed as those of the queries before it.
+// The last chunk of an append may be a single query. Its keys are streamed like those of the queries before it.
 void streams_to_the_last_query(void**) {
   Side side(true, "hgca", 0, kLayers);
   change_session(&side, options_of("stream", 100));
@@ -109,7 +109,7 @@ void streams_to_the_last_query(void**) {
   assert_same_selection(side, twin);
 }
 
-// With room between rows, too; the library wants them itself.
+// lse is right, also with room between rows, and when the library needs it as well.
 void gives_lse(void**) {
   constexpr int64_t n = 900;
   for (const int64_t stride : {int64_t{kQHeads}, int64_t{kQHeads} + 3}) {

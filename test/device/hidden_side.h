@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Sequences whose keys and values are made of hidden states, as the layer's projection says, by a twin in double precision:
-// so what the device makes anew is what the cache has.
+// Sequences whose keys and values are made from hidden states by the layer's projection. A twin in double precision makes
+// them, so the keys that the device rebuilds must be those of the cache.
 #pragma once
 
 #include <cmath>
@@ -13,9 +13,9 @@ namespace tandem_test {
 
 inline constexpr int32_t kHidden = 64;
 inline constexpr int64_t kXBytes = kHidden * 2, kTokenBytes = kKvHeads * kDim * 2 * 2;
-inline constexpr int64_t kBuffer = 128 * kXBytes * 3 / 2;  // a page of hidden states, and some
+inline constexpr int64_t kBuffer = 128 * kXBytes * 3 / 2;  // one and a half pages of hidden states
 
-// Weights, and what comes of hidden states.
+// The weights of a projection, and the keys and values that they make from hidden states.
 class Projected {
  public:
   explicit Projected(int32_t k_rope = 0, int32_t norm = TANDEM_NORM_LAYER, int64_t seed = 71,
@@ -44,7 +44,7 @@ class Projected {
   }
   Projected(const Projected&) = delete;
 
-  // position: of x's first token.
+  // position: token of x's first row.
   std::vector<float> keys(const std::vector<float>& x, int64_t position) const {
     std::vector<float> k = make(x, w_k_.values);
     if (options.k_rope == 0) return k;
@@ -63,7 +63,7 @@ class Projected {
   }
   std::vector<float> values(const std::vector<float>& x) const { return make(x, w_v_.values); }
 
-  const int32_t x_type;  // as which hidden states are kept
+  const int32_t x_type;  // type of the hidden states in the cache
   const int64_t x_bytes;
   tandem_layer_projection options;
 
@@ -101,7 +101,7 @@ inline tandem_session_options route_options(double share = 1.0, int64_t buffer_b
   return options;
 }
 
-// A side whose cache keeps hidden states of its layers, and whose session, on a device, rebuilds keys.
+// A side whose cache keeps hidden states of its layers. With a device, its session rebuilds keys from them.
 struct Rebuilding : Side {
   explicit Rebuilding(const Projected& projected, double share = 1.0, int64_t buffer_bytes = kBuffer, bool has_device = true)
       : Rebuilding(projected, has_device ? route_options(share, buffer_bytes) : Side::options_of("all"), has_device) {}
@@ -117,13 +117,13 @@ struct Rebuilding : Side {
   }
 };
 
-// q, o, and x of n tokens with the K and V that come of it.
+// q and o, and x of n tokens with the K and V that x gives.
 struct HiddenCall : Call {
   Tensor x;
 
   HiddenCall(const Projected& projected, int64_t n_tokens, int64_t position, int64_t seed)
       : Call(n_tokens, seed), x({n_tokens, kHidden}, seed + 9) {
-    for (float& number : q.values) number *= 6.0f;  // that keys may be told apart
+    for (float& number : q.values) number *= 6.0f;  // so that softmax tells keys apart
     k.values = projected.keys(x.values, position);
     v.values = projected.values(x.values);
     k.view.data = k.values.data();
@@ -144,7 +144,7 @@ struct HiddenCall : Call {
   }
 };
 
-// Of a prompt that nobody attends.
+// Appends the rows of a prompt without attending.
 inline void append_hidden(const Side& side, const HiddenCall& call) {
   OK(tandem_sequence_append_x, side.cache, side.sequence, kLayer, &call.k.view, &call.v.view, &call.x.view, nullptr);
 }
@@ -159,7 +159,8 @@ inline void attend_hidden(const Side& side, const HiddenCall& call) {
   OK(tandem_attend, side.session, &args);
 }
 
-// Here and there a number is rounded to the other side than the one that was given in f32: by a bf16 step, of one key.
+// Compares outputs. Now and then a rebuilt number rounds to the other side of the number given in f32. Then one key differs
+// by a bf16 step.
 inline void assert_near(const std::vector<float>& got, const std::vector<float>& wanted, float most = 1e-3f) {
   assert_int_equal(got.size(), wanted.size());
   for (size_t i = 0; i < got.size(); ++i)

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Keys that the CPU attends and keys that cross the bus in one call, through the C ABI, on the stand-in: how they are shared
-// out and counted. What is refused, and what is left when something fails, is in stream_route_test, of all routes that
-// stream; that outputs are right in all circumstances is for device_stream_test; here a twin without a device says what they
-// should be.
+// out and counted. stream_route_test checks refusals and failures for all routes that stream. device_stream_test checks
+// numbers in all circumstances. Here a twin without a device gives the expected numbers.
 #include <thread>
 
 #include "device/device_side.h"
@@ -13,7 +12,7 @@ using namespace tandem_test;
 namespace {
 
 constexpr int64_t kTokenBytes = kKvHeads * kDim * 2 * 2;
-constexpr int64_t kBuffer = 64 * kDim * 2 * 2 * 3 / 2;  // 64 tokens of one KV head, and some
+constexpr int64_t kBuffer = 64 * kDim * 2 * 2 * 3 / 2;  // one and a half times 64 tokens of one KV head
 
 struct Both : Side {
   explicit Both(double fraction, int64_t buffer_bytes = kBuffer, int64_t cap = 0) : Side(true, "all", cap) {
@@ -32,7 +31,7 @@ void append_both(const Side& side, const Side& twin, int64_t n, int64_t seed) {
   }
 }
 
-// Every key outside the window is somebody's, to the nearest 16 tokens, whatever the device does meanwhile.
+// Each key outside the window goes to the CPU or the bus, in units of 16 tokens, whatever the device does meanwhile.
 void shares_out_what_is_outside(void**) {
   for (const int64_t delay_ns : {0, 100'000})
     for (const double fraction : {0.0, 0.1, 0.5, 0.9, 1.0}) {
@@ -79,7 +78,7 @@ void is_the_same_each_time(void**) {
   }
 }
 
-// Sequences of all lengths in one call, some with nothing outside the window.
+// One call with sequences of all lengths, some with no key outside the window.
 void takes_batches(void**) {
   const Both side(0.3);
   const Side twin(false);
@@ -111,12 +110,11 @@ void takes_batches(void**) {
   }
   assert_close(on_device.output(), on_host.output());
   const tandem_session_stats stats = side.stats();
-  assert_int_equal(stats.n_joint_parts, 2);  // of the last append, and of those before it
+  assert_int_equal(stats.n_joint_parts, 2);  // of the last append, and of the calls before it
   assert_int_equal(stats.host_part_tokens + stats.stream_part_tokens, outside_of(100) + outside_of(333) + outside_of(1000));
 }
 
-// ---- "auto"
-// ----------------------------------------------------------------------------------------------------------------
+// ---- "auto" ------------------------------------------------------------------------------------------------------------
 
 constexpr int64_t kLong = 20'000;
 
@@ -134,8 +132,8 @@ struct Auto : Side {
   }
 };
 
-// Who gets how many is a matter of this machine; that each key is somebody's, and that plans are held against what calls
-// take, is not.
+// How many keys each side gets depends on this machine. But every key has a side, and the plan is compared with the time
+// that calls take.
 void auto_shares_out(void**) {
   const Auto side;
   const Side twin(false);
@@ -179,15 +177,15 @@ void plans_add_up(void**) {
         if (side == &both) assert_true(plan.total_ns <= plan.host_alone_ns);
       }
     }
-  // Of several sequences, the sum.
+  // The plan of several sequences is their sum.
   const int64_t kv_lens[] = {20'000, 30'000, 10};
   tandem_route_plan plan = TANDEM_ROUTE_PLAN_INIT;
   OK(tandem_plan, &plan, both.session, kLayer, kv_lens, nullptr, 3);
   assert_int_equal(plan.host_tokens + plan.stream_tokens, outside_of(19'999) + outside_of(29'999));
 }
 
-// As the last call's queries were long in coming, so may those of the next be: what the bus brings meanwhile, as far as
-// there are buffers, takes no time then. Calls of other numbers of queries, and other sessions, know nothing of it.
+// If the last call's queries were long in coming, the next call's may be, too. Keys that the bus brings meanwhile, as far as
+// buffers go, then take no time. Calls with other numbers of queries, and other sessions, do not use this.
 void plans_know_what_comes_before_queries(void**) {
   constexpr auto kHeld = std::chrono::milliseconds(20);
   constexpr int64_t kLength = 300'000, kInBuffers = (int64_t{2} << 20) / kTokenBytes;
@@ -200,11 +198,11 @@ void plans_know_what_comes_before_queries(void**) {
     return plan.bus_ns - plan.total_ns;
   };
   assert_int_equal(ahead(1), 0);
-  attend_twins(side, twin, 1, 3);  // for which memory grows, so that the next call need not wait for the device
+  attend_twins(side, twin, 1, 3);  // makes memory grow, so the next call need not wait for the device
   tandem_route_plan plan = TANDEM_ROUTE_PLAN_INIT;
   double in_buffers = 0.0;
   bool is_known = false;
-  for (int64_t seed = 5; seed < 50 && !is_known; seed += 10) {  // another program may have the processors for once
+  for (int64_t seed = 5; seed < 50 && !is_known; seed += 10) {  // another program may have the processors at times
     Call call(1, seed), on_host(1, seed);
     call.to_device();
     {
@@ -218,7 +216,7 @@ void plans_know_what_comes_before_queries(void**) {
     plan = side.plan(kLength, 1);
     in_buffers = static_cast<double>(plan.bus_ns) * kInBuffers / static_cast<double>(plan.stream_tokens);
     const double least = std::min<double>(std::chrono::nanoseconds(kHeld).count(), in_buffers);
-    is_known = static_cast<double>(ahead(1)) > 0.8 * least;  // the bus's time is more than that of its bytes
+    is_known = static_cast<double>(ahead(1)) > 0.8 * least;  // the bus takes longer than its bytes alone
   }
   assert_true(is_known);
   assert_true(static_cast<double>(ahead(1)) < 1.01 * in_buffers);
@@ -238,7 +236,7 @@ void plans_say_what_they_cannot(void**) {
   assert_non_null(std::strstr(tandem_error_message(error), "hgca"));
   tandem_error_release(error);
   const Auto other;
-  controls.fail_call(stand_in::kAllocate, 1, TANDEM_ERROR_OUT_OF_MEMORY);  // nothing to measure with
+  controls.fail_call(stand_in::kAllocate, 1, TANDEM_ERROR_OUT_OF_MEMORY);  // no memory to measure with
   assert_int_equal(tandem_plan(&plan, other.session, kLayer, &kv_len, nullptr, 1, &error), TANDEM_ERROR_OUT_OF_MEMORY);
   tandem_error_release(error);
   controls.fail_call(stand_in::kAllocate, INT64_MAX, TANDEM_OK);

@@ -12,7 +12,8 @@ enum Order { kBefore, kEither, kBehind };
 
 bool has(const Chunks& chunks, int64_t chunk) { return std::binary_search(chunks.begin(), chunks.end(), chunk); }
 
-// Where a search puts the i-th candidate beside the j-th. Equal scores are of equal keys: they are equal to whoever rounds.
+// Tells how a search orders the i-th and the j-th candidate. Equal scores come from equal keys, so they stay equal after
+// rounding.
 Order order_of(const std::vector<ChunkScore>& scores, size_t i, size_t j) {
   const ChunkScore &a = scores[i], &b = scores[j];
   if (a.least == b.least && a.most == b.most) return i < j ? kBefore : kBehind;
@@ -29,7 +30,7 @@ std::string text_of(const Chunks& chunks) {
   return text;
 }
 
-// In a search that may have chosen among equals.
+// Checks the chunks kept by a search that may have chosen among nearly equal scores.
 std::string check_open(const PlainSearch& search, size_t stage, const RightChunks& right, const Chunks& kept) {
   Chunks all = right.sure;
   all.insert(all.end(), right.open.begin(), right.open.end());

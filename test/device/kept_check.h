@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Whether a stage has kept the right chunks, where it may round its scores.
+// Checks that a stage kept the right chunks, although it may round its scores.
 #pragma once
 
 #include <string>
@@ -9,15 +9,15 @@
 
 namespace tandem::test {
 
-// Chunks that are certainly kept because of their scores, and chunks that a rounded search may keep in place of others.
+// Chunks that must be kept because of their scores, and chunks that a search with rounding may keep in place of others.
 struct RightChunks {
   Chunks sure, open;
   bool is_strict() const { return open.empty(); }
 };
 RightChunks find_right(const Chunks& candidates, const std::vector<ChunkScore>& scores, int64_t n_best);
 
-// What is wrong with a list of chunks that a stage has kept of its candidates; "": nothing. *n_open: chunks that it might as
-// well have kept, or not.
+// Returns an error text about the list of chunks that a stage kept of its candidates, or "" if it is right. *n_open: number
+// of chunks that rounding may have kept or dropped.
 std::string check_kept(const PlainSearch& search, size_t stage, int32_t list, const Chunks& candidates, const Chunks& kept,
                        size_t* n_open);
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The oracle's layer as backends are told of it; `from` stays where it is. Without a table for RoPE, which is the library's.
+// Converts the oracle's layer to the backends' struct. `from` must outlive the result. The table for RoPE is the library's
+// and stays empty.
 #pragma once
 
 #include "lib/model/layer.h"

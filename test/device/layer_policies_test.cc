@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Sessions whose layers have policies of their own: each layer attends as in a session that has its policy for all layers.
+// Sessions with a policy for each layer: each layer attends as in a session that has its policy for all layers.
 #include <array>
 
 #include "device/device_side.h"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Long appends over streamed keys, on the stand-in: chunks longer and shorter than window and tickets, what they take, what
-// is left when something fails. That the numbers are right in all circumstances is for device_stream_test.
+// Long appends over streamed keys, on the stand-in: chunks longer and shorter than window and tickets, the memory that they
+// take, and what is left when something fails. device_stream_test checks numbers in all circumstances.
 #include <array>
 #include <chrono>
 #include <thread>
@@ -13,7 +13,7 @@ using namespace tandem_test;
 namespace {
 
 constexpr int64_t kTokenBytes = kKvHeads * kDim * 2 * 2;
-constexpr int64_t kBuffer = 64 * kDim * 2 * 2 * 3 / 2;  // 64 tokens of one KV head, and some
+constexpr int64_t kBuffer = 64 * kDim * 2 * 2 * 3 / 2;  // one and a half times 64 tokens of one KV head
 
 struct Terms {
   int64_t append_tokens = 0, heads = 0, buffer_bytes = kBuffer, window = kWindow;
@@ -35,7 +35,7 @@ struct Streaming : Side {
   }
 };
 
-// Where chunks of an append of n tokens end: of tickets, or of equal parts.
+// Returns the length of the next chunk of an append of n tokens: of tickets, or of equal parts.
 int64_t chunk_len(int64_t left, int64_t n, int64_t append_tokens) {
   const int64_t most = append_tokens == 0 ? 16384 : append_tokens, unit = std::min<int64_t>(512, most);
   const int64_t whole = std::max(unit, most / unit * unit), parts = (n + whole - 1) / whole;
@@ -43,8 +43,8 @@ int64_t chunk_len(int64_t left, int64_t n, int64_t append_tokens) {
   return left > std::min<int64_t>(equal, 512) ? std::min(left, equal) : std::min<int64_t>(left, 512);
 }
 
-// Appends in several layers, of which a ring has all: windows that are shorter and longer than chunks, buffers of few keys
-// and of many, keys in the ring and in the work space, pages in common.
+// Appends in several layers that share one ring: windows shorter and longer than chunks, buffers for few and many keys, keys
+// in the ring and in the work space, shared pages.
 void chunks_of_all_lengths(void**) {
   tandem::test::TakesOneIn is_taken;
   for (const Terms& terms : {Terms{}, Terms{100, 1}, Terms{512, 2, 5 * kBuffer, 300}, Terms{1024, 0, 1 << 20, 0},
@@ -81,7 +81,7 @@ void chunks_of_all_lengths(void**) {
   }
 }
 
-// From when copies were asked for, also of the first call that streams, and of one behind others.
+// The counted time begins when the copies are asked for, also for the first call that streams and for a call behind others.
 void counts_its_time(void**) {
   const Streaming side({});
   Call calls[] = {Call(900, 1), Call(900, 2), Call(1, 3), Call(900, 4)};
@@ -97,7 +97,7 @@ void counts_its_time(void**) {
   assert_in_range(ns, 1, spent.count());
 }
 
-// Several sequences in a call: some appends are long, some go together.
+// Several sequences in a call: some have long appends, some share a chunk.
 void batches(void**) {
   const Streaming side({});
   const Side twin(false);
@@ -143,7 +143,8 @@ void takes_what_is_planned(void**) {
     }
 }
 
-// A device that takes longer than what was tried, or assumed, is known by its appends: where their chunks find many keys.
+// Appends whose chunks find many keys teach the plan how long the device takes, if that is more than a trial or assumption
+// said.
 void plans_go_by_what_appends_took(void**) {
   constexpr int64_t kBefore = 13'000, kAppended = 600;
   const Streaming side({1024, 0, 16 * kBuffer, 16});
@@ -161,12 +162,12 @@ void plans_go_by_what_appends_took(void**) {
   attend(side, call);
   call.output();
   const std::chrono::duration<double, std::nano> taken = std::chrono::steady_clock::now() - begin;
-  const double planned = planned_ns();  // no trial: something is known
+  const double planned = planned_ns();  // no trial, because a time is known
   if (!(planned > 0.5 * taken.count() && planned < 1.5 * taken.count()))
     fail_msg("%g ns were planned of %g", planned, taken.count());
 }
 
-// In the first chunk, between chunks and in the last one.
+// Failures in the first chunk, between chunks and in the last one roll everything back.
 void takes_all_chunks_back(void**) {
   using namespace stand_in;
   constexpr int64_t kBefore = 200, kAppended = 420;
@@ -187,7 +188,7 @@ void takes_all_chunks_back(void**) {
       make, [](int64_t nth) { return nth + (nth + 3) / 4 + tandem::test::one_in() - 1; });
 }
 
-// tandem_plan() speaks of the last part of an append, which may be all of it.
+// tandem_plan() describes the last part of an append, which may be the whole append.
 void is_planned(void**) {
   constexpr int64_t kBefore = 1500, kAppended = 1300, kLength = kBefore + kAppended;
   struct Case {
@@ -206,15 +207,15 @@ void is_planned(void**) {
     assert_int_equal(plan.stream_tokens, outside);
     assert_int_equal(plan.resident_tokens, kLength - outside);
     assert_int_equal(plan.host_tokens, 0);
-    assert_true(plan.total_ns <= std::max(plan.bus_ns, plan.device_ns));  // what comes before the queries takes no time
+    assert_true(plan.total_ns <= std::max(plan.bus_ns, plan.device_ns));  // pieces that come before the queries take no time
     if (one.last_part > 512) assert_int_equal(plan.total_ns, std::max(plan.bus_ns, plan.device_ns));
     assert_true(plan.bus_ns > 0);
-    assert_true((plan.device_ns > 0) == (one.last_part > 512));  // that of tickets hides behind the bus
+    assert_true((plan.device_ns > 0) == (one.last_part > 512));  // work of tickets hides behind the bus
   }
 }
 
-// A cap that leaves a trial of the kernels no memory: the plan goes by what is assumed, which more keys or queries make
-// more.
+// A cap leaves no memory for a trial of the kernels, so the plan uses an assumed time. It grows with the keys and with the
+// queries.
 void is_planned_without_a_trial(void**) {
   const auto device_ns_of = [](const Side& side, int64_t length, int64_t appended) {
     tandem_route_plan plan = TANDEM_ROUTE_PLAN_INIT;
@@ -225,7 +226,7 @@ void is_planned_without_a_trial(void**) {
   const Streaming side({}, kCap);
   assert_true(device_ns_of(side, 10'000, 1000) > 0);
   assert_true(device_ns_of(side, 20'000, 1000) > device_ns_of(side, 10'000, 1000));
-  assert_int_equal(device_ns_of(side, 20'000, 1000), device_ns_of(Streaming({}, kCap), 20'000, 1000));  // none was timed
+  assert_int_equal(device_ns_of(side, 20'000, 1000), device_ns_of(Streaming({}, kCap), 20'000, 1000));  // neither was timed
   tandem_cache_stats stats = TANDEM_CACHE_STATS_INIT;
   OK(tandem_cache_get_stats, &stats, side.cache);
   assert_in_range(stats.device_peak_bytes, 0, kCap);
@@ -263,7 +264,7 @@ void host_cap_holds(void**) {
   tandem_cache_release(cache);
 }
 
-// Without memory for a chunk, keys cross the bus for each ticket: the answer is the same.
+// Without memory for a chunk, keys cross the bus once for each ticket. The output is the same.
 void goes_without(void**) {
   constexpr int64_t kBefore = 2000, kAppended = 1200;
   const Terms terms{kAppended, 0, kBuffer};
@@ -283,7 +284,7 @@ void goes_without(void**) {
   attend_twins(side, twin, 3, 4);
 }
 
-// With memory for groups of one KV head alone, as an append to more keys would have them, chunks stay as long as they are.
+// With memory for groups of only one KV head, as after an append to more keys, chunks keep their length.
 void keeps_to_smaller_groups(void**) {
   constexpr int64_t kBefore = 2000, kAppended = 1024, kLarge = int64_t{1} << 20, kLength = kBefore + kAppended;
   const auto plan_of = [&](const Side& side, int64_t heads) {
@@ -308,7 +309,7 @@ void keeps_to_smaller_groups(void**) {
   attend_twins(side, twin, 3, 4);
 }
 
-// Who sees its device go in the middle of it has what had arrived, whole layers or not.
+// A session that loses its device during the append keeps the rows that had arrived, whole layers or not.
 void loses_the_device(void**) {
   for (const int64_t after_ns : {0, 3'000'000, 10'000'000}) {
     const Streaming side({});

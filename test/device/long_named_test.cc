@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Long appends whose queries name keys, on device tensors: their chunks have lists of tiles, and of the keys outside the
-// window only the units that some query names cross the bus. Answers and listed keys are those of the same calls on host
-// tensors.
+// Long appends whose queries name keys, on device tensors. Their chunks have lists of tiles. Of the keys outside the window,
+// only units that some query names cross the bus. Outputs and listed keys are those of the same calls on host tensors.
 // long_named_test [MODULE]: on the stand-in, or on the GPU of the CUDA module.
 #include "device/selection_twins.h"
 #include "one_in.h"
@@ -51,7 +50,7 @@ void answers_are_those_of_host_tensors(void**) {
   }
 }
 
-// Keys whose units no query names are NaN, and are not sent: of 20 units outside the window the queries name three.
+// Keys of units that no query names are NaN and are not sent. Of 20 units outside the window the queries name three.
 void other_units_are_not_read(void**) {
   constexpr int64_t kBefore = 2600, kAppended = 600, kUnit = 64;
   const std::vector<int32_t> named = {3, 17, 30, 38};
@@ -87,7 +86,8 @@ void other_units_are_not_read(void**) {
   }
 }
 
-// Of a long append, indices in device memory come to the host before anything is done: what is wrong is told at once.
+// For a long append, indices in device memory come to the host before anything else happens. So the call itself reports a
+// wrong one.
 void wrong_indices_are_told_at_once(void**) {
   Twins twins(long_setup(TANDEM_F32, 64, 3, 64, "stream"));
   twins.attend_all({700, 700}, 5, true);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// A block of device memory of a test: its parts have names and gaps between them, and every byte of it is expected to be
-// what the host believes.
+// A block of device memory of a test. Its parts have names and gaps between them. A copy on the host says what every byte
+// must be.
 #pragma once
 
 #include <algorithm>
@@ -31,12 +31,12 @@ class MemoryImage {
     parts_.push_back(part);
     return part;
   }
-  // Once all parts are there. `nothing`: each byte, until something is written.
+  // Allocates the block after all parts are added. `nothing`: the value of each byte before it is written.
   void allocate(std::byte nothing) {
     expected_.assign(static_cast<size_t>(bytes_), nothing);
     base_ = static_cast<std::byte*>(device_.allocate(bytes_));
   }
-  // To the device, and to what is expected there.
+  // Writes to the device and to the expected copy.
   void write(int64_t at, const void* from, int64_t bytes) {
     if (bytes == 0) return;
     std::memcpy(expected_.data() + at, from, static_cast<size_t>(bytes));
@@ -46,7 +46,7 @@ class MemoryImage {
     found_.resize(expected_.size());
     device_.download(found_.data(), base_, bytes_);
   }
-  // What a call has left there is right, and is expected from now on.
+  // Accepts the bytes that a call left in this range, after the caller checked them. From now on they are expected.
   void accept(int64_t at, int64_t bytes) {
     if (bytes > 0) std::memcpy(expected_.data() + at, found_.data() + at, static_cast<size_t>(bytes));
   }

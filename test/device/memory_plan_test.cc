@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Memory plans of random models, sessions and sequences on the stand-in: what was planned is what the session holds once it
-// has attended the sequences, each in a call of its own and all in one, and it never holds more. "auto" may hold less, where
-// the CPU is faster. What the calls compute is for other tests.
+// Memory plans of random models, sessions and sequences on the stand-in. The session attends the sequences, each in a call
+// of its own and all in one. Then it must hold exactly the planned memory, and never have held more. With "auto" it may hold
+// less where the CPU is faster. Other tests check what the calls compute.
 #include <chrono>
 #include <cstdlib>
 #include <thread>
@@ -19,7 +19,7 @@ constexpr int32_t kHidden = 64;
 tandem_engine* engine = nullptr;
 bool is_full = false;
 
-// One drawn case, as the ABI takes it.
+// One random case, as options of the ABI.
 struct Drawn {
   reference::Random random;
   std::vector<tandem_layer_options> layers;
@@ -39,7 +39,7 @@ struct Drawn {
     if (*policy == 'h') route = random.pick({"auto", "host", "stream", "stream", "host+stream"});
     draw_layers();
     draw_session(policy);
-    const bool is_long = route == "auto" && random.chance(0.4);  // enough for keys to be worth streaming
+    const bool is_long = route == "auto" && random.chance(0.4);  // long enough for keys to be worth streaming
     lengths.resize(static_cast<size_t>(is_long ? 1 : random.pick({1, 1, 2, 3, 5, 20})));
     const int64_t most = is_long ? 12'000 : lengths.size() > 5 ? 100 : random.pick({5, 100, 400, 1200});
     for (int64_t& length : lengths) length = is_long ? most - random.integer(0, 2000) : random.integer(1, most);
@@ -85,7 +85,7 @@ struct Drawn {
     session.stream_heads = random.pick({0, 0, 1, 2});
     if (route != "recompute" && random.chance(0.3)) {
       for (size_t l = 0; l < layers.size(); ++l) layer_policies.push_back(random.pick({"all", "hgca", "streaming"}));
-      if (route != "auto" && route != "host") layer_policies[0] = "all";  // something is to be streamed
+      if (route != "auto" && route != "host") layer_policies[0] = "all";  // so that something is streamed
       session.layer_policies = layer_policies.data();
       session.n_layer_policies = static_cast<int64_t>(layers.size());
       return;
@@ -98,7 +98,8 @@ struct Drawn {
     session.n_streaming_heads = static_cast<int64_t>(streaming_heads.size());
   }
 
-  // Some of the sessions that attend all keys prune them. Their windows have all tokens, and room for those of a step.
+  // Makes some of the sessions that attend all keys prune them. Their windows have room for all tokens and for those of a
+  // step.
   void prune() {
     const bool takes_host = route == "auto" || route == "host";
     if (!takes_host || std::strcmp(session.policy, "all") != 0 || !streaming_heads.empty() || !layer_policies.empty())
@@ -121,7 +122,7 @@ std::string describe(uint64_t seed, const Drawn& of) {
   return text;
 }
 
-// What there is of a case in a cache.
+// The cache, session and sequences of a case.
 class Held {
  public:
   Held(Drawn& of, tandem_model* model) : of_(of) {
@@ -138,7 +139,7 @@ class Held {
   }
   Held(const Held&) = delete;
 
-  // Sequences but for the tokens that calls append.
+  // Makes the sequences without the tokens that calls append.
   void make_sequences() {
     ids_.resize(of_.lengths.size());
     for (size_t i = 0; i < ids_.size(); ++i) {
@@ -157,7 +158,7 @@ class Held {
   void drop_sequences() {
     for (const int64_t id : ids_) OK(tandem_sequence_drop, cache_, id);
   }
-  // Sequences [first, first + n) in every layer.
+  // Attends sequences [first, first + n) in every layer.
   void attend(size_t first, size_t n, int64_t q_len = 0, void* stream = nullptr) {
     int64_t n_tokens = 0;
     std::vector<int64_t> q_lens;
@@ -182,7 +183,7 @@ class Held {
     }
     device->wait();
   }
-  // One token of each sequence.
+  // Makes a planned step of one token of each sequence.
   void step() {
     const std::vector<int64_t> q_lens(ids_.size(), 1);
     void* stream = controls.create_stream();
@@ -194,9 +195,9 @@ class Held {
     assert_true(controls.destroy_stream(stream));
   }
 
-  // is_all: nothing is missing either.
+  // is_all: the cache must not hold less, either.
   void compare(const tandem_memory_plan& plan, bool is_all, const std::string& where) const {
-    constexpr int64_t kStaging = 2 * (int64_t{16} << 20);  // to fill windows: pinned, not the device's
+    constexpr int64_t kStaging = 2 * (int64_t{16} << 20);  // pinned host memory for filling windows
     tandem_cache_stats held = TANDEM_CACHE_STATS_INIT;
     OK(tandem_cache_get_stats, &held, cache_);
     const struct {
@@ -234,7 +235,7 @@ class Held {
   std::vector<void*> memory_;
 };
 
-// What a trial was of, for the sums at the end.
+// The properties of a trial, for the sums at the end.
 struct Seen {
   int n_streamed = 0, n_rebuilt = 0, n_long = 0, n_steps = 0, n_pruned = 0;
 };

@@ -17,7 +17,7 @@ NamedTiles::NamedTiles(const TileOptions& options, int32_t group_size, int32_t m
       for (int32_t row = 0; row < (by_head ? group_size : sequence.q_len); ++row) {
         std::vector<bool> units(static_cast<size_t>(n_units), false);
         if (row % options.n_shared != 0) units = shared;
-        // A query names nothing behind its own token.
+        // A query names nothing after its own token.
         const int64_t own = by_head ? end : end - sequence.q_len + row + 1;
         for (int64_t unit = 0; unit < n_units && row % options.n_shared == 0; ++unit)
           units[static_cast<size_t>(unit)] = unit * options.unit < own && random.chance(options.share);

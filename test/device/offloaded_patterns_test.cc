@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Policy "patterns" on device tensors where windows have the newest tokens alone: appends bring the keys of their layer to
-// the device, and the CPU attends those of decode calls. The answers, keys and counts are those on host tensors.
+// Policy "patterns" on device tensors with windows that have only the newest tokens. Appends bring the keys of their layer
+// to the device. In decode calls the CPU attends the keys outside the window. Outputs, keys and counts are those on host
+// tensors.
 #include "device/pattern_twins.h"
 
 using namespace tandem_test;
@@ -10,7 +11,7 @@ namespace {
 const std::vector<std::vector<tandem_head_pattern>> kAllHeads = {some_heads(), without_sinks(), {kFull, kFull, kFull, kFull},
                                                                  alike(),      choosing(),      more_choosing()};
 
-// A window of 12 tokens ends within a unit of 8, and within the sinks at first.
+// A window of 12 tokens ends within a unit of 8, and at first within the sinks.
 void calls_answer_as_on_the_host(void**) {
   for (const auto& heads : kAllHeads)
     for (const int64_t window_tokens : {0, 12, 64, 300}) {
@@ -37,7 +38,7 @@ void batches_answer_as_on_the_host(void**) {
     }
 }
 
-// In a partial append a single query is of a prompt, too, whichever of the sequences is the longer one.
+// In a partial append a single query belongs to a prompt too, whichever sequence is longer.
 void partial_batches_answer_as_on_the_host(void**) {
   for (const auto& heads : {some_heads(), choosing()})
     for (const auto& calls :
@@ -48,7 +49,8 @@ void partial_batches_answer_as_on_the_host(void**) {
     }
 }
 
-// Some rows that a window's page has are those of heads that did not attend them: a truncation brings them back into sight.
+// Some rows in the pages of the window belong to heads that did not attend them. A truncation brings these rows back into
+// the window.
 void truncations_look_back_over_the_window(void**) {
   for (const auto& heads : {some_heads(), without_sinks()})
     for (const int64_t n_kept : {290, 277, 262}) {
@@ -86,7 +88,7 @@ void layers_answer_as_on_the_host(void**) {
     }
 }
 
-// The host appends tokens in between, which windows lack then.
+// The host appends tokens in between, so windows lack them.
 void rows_from_elsewhere_are_attended(void**) {
   Patterned patterned(kQHeads, choosing());
   patterned.options.window_tokens = 200;
@@ -109,7 +111,7 @@ void planned_steps_answer_as_on_the_host(void**) {
     }
 }
 
-// Of heads with sinks and a window the tokens between these stay on the host. One KV head of two attends all keys.
+// For heads with sinks and a window, the tokens between these stay on the host. One of the two KV heads attends all keys.
 void only_named_keys_are_brought(void**) {
   constexpr int64_t kBefore = 2000, kRow = 2 * kDim * 2;  // K and V of a KV head
   const auto brought_by = [](const std::vector<tandem_head_pattern>& heads) {
@@ -122,14 +124,14 @@ void only_named_keys_are_brought(void**) {
     return twins.side.stats().filled_kv_bytes - before;
   };
   const int64_t all = brought_by({kFull, kFull, kFull, kFull});
-  assert_in_range(all, 2 * (kBefore - 64 - 128) * kRow, 2 * kBefore * kRow);  // the window has the others
+  assert_in_range(all, 2 * (kBefore - 64 - 128) * kRow, 2 * kBefore * kRow);  // the window has the other keys
   assert_in_range(brought_by({a_shape(20, 200), kFull, a_shape(20, 200), a_shape(9, 150)}), all / 2,
                   all / 2 + (24 + 200) * kRow);
   assert_in_range(brought_by({a_shape(20, 200), a_shape(0, 20), a_shape(20, 200), a_shape(9, 150)}), 1,
                   2 * (24 + 200) * kRow);
 }
 
-// Of the first chunk or of the second.
+// Failures in the first chunk and in the second one.
 void failures_take_all_back(void**) {
   using enum stand_in::Call;
   Patterned choosing_heads(kQHeads, choosing()), in_chunks(kQHeads, some_heads());
@@ -141,7 +143,7 @@ void failures_take_all_back(void**) {
     for (const int64_t nth : {1, 2}) expect_taken_back(in_chunks, failing, nth);
 }
 
-// The sequence may go while its keys are on their way.
+// The sequence may be dropped while its keys are in flight.
 void a_sequence_may_go_at_once(void**) {
   Patterned patterned(kQHeads, choosing());
   patterned.options.window_tokens = 64;
@@ -164,7 +166,7 @@ void assert_refuses(const Side& side, const tandem_attend_args& args) {
   assert_int_equal(side.length(), before);
 }
 
-// Windows have keys rotated, the store has not; and queries of tokens that are there bring nothing.
+// Refusals: windows have rotated keys and the store does not; queries of tokens already in the cache bring no keys.
 void what_is_refused(void**) {
   Patterned patterned(kQHeads, choosing());
   patterned.options.window_tokens = 64;

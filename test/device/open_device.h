@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
-// A device of a module that is opened as a file, for tests and benches.
+// A device of a module that is opened by its file's name, for tests and benches.
 #pragma once
 
 #include "lib/tables/device.h"
 
 namespace tandem::test {
 
-// The first usable device; ends the program where there is none.
+// Opens the first usable device. Ends the program if the module has none.
 class OpenDevice {
  public:
   explicit OpenDevice(const char* path);
@@ -17,7 +17,7 @@ class OpenDevice {
   void* self = nullptr;
   DeviceInfo info;
 
-  void* allocate(int64_t bytes) const;  // filled with 0xff: NaN in every type
+  void* allocate(int64_t bytes) const;  // filled with 0xff, which is NaN in every type
   void release(void* data) const { table->release(self, data); }
   void upload(void* to, const void* from, int64_t bytes) const;
   void download(void* to, const void* from, int64_t bytes) const;

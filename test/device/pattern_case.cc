@@ -14,7 +14,8 @@ namespace tandem::test {
 namespace {
 
 constexpr std::byte kNothing{0xff};
-constexpr int64_t kCounterBytes = 65536 * 4;  // the first of a work space, that searches leave zero: patterns do, too
+// counters at the begin of a work space; searches and patterns must leave them zero
+constexpr int64_t kCounterBytes = 65536 * 4;
 
 int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
@@ -25,8 +26,9 @@ std::vector<int64_t> load_bits(const uint32_t* words, int64_t n_words) {
   return chosen;
 }
 
-// What is wrong with the choice of n candidates. Scores that are as good but for rounding may take each other's place. Of
-// scores that are equal the lower are chosen; are_rounded: the device may have others where these are equal numbers.
+// Returns an error text about the choice of n candidates, or "". Scores that differ by no more than rounding may take each
+// other's place. Of equal scores the lower candidates must be chosen. are_rounded: the device may round equal numbers to
+// different scores.
 std::string check_chosen(const std::vector<double>& plain, int64_t n, const std::vector<int64_t>& chosen,
                          bool are_rounded = false) {
   const int64_t n_candidates = std::ssize(plain), n_wanted = std::min(n, n_candidates);
@@ -80,14 +82,14 @@ void PatternCase::make_layer() {
   layer_.k_head_dim = layer_.v_head_dim = options_.dim;
   layer_.k_type = layer_.v_type = options_.k_type;
   layer_.sm_scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(options_.dim)));
-  layer_.soft_cap = 3.0f;  // which patterns do not look at
+  layer_.soft_cap = 3.0f;  // patterns ignore it
   rope_.n_pairs = options_.dim / 2;
   if (options_.is_rotated) layer_.rope = &rope_;
   row_bytes_ = plane_bytes(window_layer(layer_));
   call_.layer = &layer_;
 }
 
-// Each sequence has a page more than it needs.
+// Each sequence has one page more than it needs.
 void PatternCase::make_pages() {
   call_.pages.page_len = options_.page_len;
   for (int32_t p = 0; p < kPlanes; ++p) {
@@ -107,7 +109,7 @@ void PatternCase::make_pages() {
     std::swap(pages_[i - 1], pages_[static_cast<size_t>(random_.integer(0, static_cast<int64_t>(i) - 1))]);
 }
 
-// A row that no sequence has stands before the rows of each.
+// A row that belongs to no sequence comes before the rows of each sequence.
 void PatternCase::make_rows() {
   const int64_t parts = parts_of(kPatternBlock);
   for (const PatternSequence& sequence : options_.sequences) {
@@ -147,7 +149,7 @@ void PatternCase::make_parts() {
   allocate(kNothing);
 }
 
-// Some tokens, and some distances, have much more weight than others. Neighbours are alike.
+// Some tokens, and some distances, get much more weight than others. Neighbouring keys are alike.
 void PatternCase::make_keys(size_t sequence) {
   const int64_t n = options_.sequences[sequence].end, n_heads = layer_.n_kv_heads, dim = options_.dim;
   const int32_t type = window_layer(layer_).k_type;
@@ -175,7 +177,7 @@ void PatternCase::make_keys(size_t sequence) {
   }
 }
 
-// Rows that no sequence has are NaN.
+// Rows of no sequence are NaN.
 void PatternCase::make_queries() {
   const int64_t dim = options_.dim, size = reference::element_bytes(options_.q_type);
   q_.assign(static_cast<size_t>(n_rows_ * layer_.n_q_heads * dim), NAN);
@@ -197,7 +199,8 @@ void PatternCase::make_call() {
   const auto on_device = [&](const Part& part) { return base_ + part.at; };
   for (int32_t p = 0; p < kPlanes; ++p) call_.pages.planes[p] = base_ + pool_.at + pages_[0] + plane_at_[p];
   std::vector<int64_t> tables;
-  for (const int64_t page : pages_) tables.push_back(page - pages_[0]);  // the page called 0 is the first sequence's first
+  // page 0 of the tables is the first sequence's first page
+  for (const int64_t page : pages_) tables.push_back(page - pages_[0]);
   write(tables_.at, tables.data(), tables_.bytes);
   write(heads_.at, options_.heads.data(), heads_.bytes);
   call_.sequences.sequences = reinterpret_cast<const DeviceSequence*>(on_device(sequences_));
@@ -293,7 +296,7 @@ std::string PatternCase::check_choices(size_t sequence, int32_t head) const {
   return "";
 }
 
-// Twice, which gives the same bits.
+// Makes the call twice, which must give the same bits.
 std::string PatternCase::index() {
   DeviceError error;
   device_.must(device_.table->index_patterns(device_.self, &call_, nullptr, &error), error);

@@ -2,8 +2,8 @@
 // Sequences of random keys and queries in device memory, and index_patterns() and list_patterns() over them beside double
 // precision.
 //
-// All that a call is given lies in one piece of memory, with gaps between its parts. Pages are in any order, and what holds
-// nothing is 0xff, which is NaN in every type. After a call every byte is compared with what it was or what it should be.
+// All memory of a call is one block with gaps between its parts. Pages are in any order. Memory that holds nothing is 0xff,
+// which is NaN in every type. After a call every byte must be unchanged or have its expected value.
 #pragma once
 
 #include <cstdint>
@@ -25,18 +25,18 @@ struct PatternSequence {
 struct PatternOptions {
   int32_t k_type = TANDEM_BF16, q_type = TANDEM_BF16;
   int32_t dim = 128, n_kv_heads = 1, group_size = 1;
-  bool is_rotated = false;  // keys are in the window as f32, whatever k_type is
+  bool is_rotated = false;  // true: keys are f32 in the window, whatever k_type is
   int32_t page_len = 128;
-  int32_t q_gap = 0;                     // numbers between the rows of two tokens' queries
-  std::vector<DeviceHeadPattern> heads;  // of each query head
+  int32_t q_gap = 0;                     // numbers between the query rows of two tokens
+  std::vector<DeviceHeadPattern> heads;  // for each query head
   std::vector<PatternSequence> sequences;
-  int64_t more_keys = 0;  // that max_keys has, beyond the longest sequence's
+  int64_t more_keys = 0;  // max_keys of the call is the longest sequence's plus this
   int32_t list_queries = 32;
-  int32_t n_granules = 0;      // that a list has room for; 0: for all keys
+  int32_t n_granules = 0;      // room of a list; 0: room for all keys
   bool has_keys = true;        // false: only list_patterns() is called
-  int64_t period = 0;          // keys are those so many tokens before; 0: all are others
-  int64_t nan_token = -1;      // of the first sequence: its keys are NaN
-  bool has_nan_query = false;  // the last query of each sequence
+  int64_t period = 0;          // a key equals the key this many tokens before; 0: all keys differ
+  int64_t nan_token = -1;      // token of the first sequence whose keys are NaN; -1: none
+  bool has_nan_query = false;  // true: the last query of each sequence is NaN
   uint64_t seed = 1;
 };
 
@@ -48,10 +48,10 @@ class PatternCase : private MemoryImage {
  public:
   PatternCase(const OpenDevice& device, const PatternOptions& options);
 
-  // Calls, and what is wrong with what they leave; "": nothing.
+  // Each makes a call and returns an error text about its results, or "" if they are right.
   std::string index();
   std::string list(const PatternLists& lists);
-  void choose_any(double share);  // random bits take the place of what index() chooses
+  void choose_any(double share);  // writes random bits in place of the choices of index()
   DevicePatterns& call() { return call_; }
   std::string describe() const;
 
@@ -82,10 +82,10 @@ class PatternCase : private MemoryImage {
   PlaneBytes row_bytes_;
   DevicePatterns call_;
   int64_t page_bytes_ = 0, plane_at_[kPlanes] = {}, n_rows_ = 0, n_attended_ = 0, n_places_ = 0;
-  std::vector<int64_t> pages_;                   // of all sequences: bytes from the pool's begin
-  std::vector<size_t> table_begin_;              // of each sequence
-  std::vector<int64_t> first_row_, first_list_;  // of each sequence
-  std::vector<std::vector<double>> keys_;        // of each sequence [token][kv_head][dim], as stored
+  std::vector<int64_t> pages_;                   // pages of all sequences, in bytes from the pool's begin
+  std::vector<size_t> table_begin_;              // for each sequence
+  std::vector<int64_t> first_row_, first_list_;  // for each sequence
+  std::vector<std::vector<double>> keys_;        // for each sequence [token][kv_head][dim], as stored
   std::vector<double> q_;                        // [row][head][dim], as stored
   Part pool_, tables_, sequences_, queries_, heads_, choices_, lists_, granules_, totals_, workspace_;
 };

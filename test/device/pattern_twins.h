@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What the tests of policy "patterns" on a device share: sets of heads, and sessions on a device and on the host that get
-// the same calls.
+// Shared by the tests of policy "patterns" on a device: sets of head patterns, and a session on the device and one on the
+// host that get the same calls.
 #pragma once
 
 #include <numeric>
@@ -11,14 +11,15 @@
 
 namespace tandem_test {
 
-// Of each query head: those of the second KV head have one form, so its decode calls attend less.
+// One pattern for each query head. The heads of the second KV head all attend sinks and a window, so its decode calls attend
+// fewer keys.
 inline std::vector<tandem_head_pattern> some_heads() { return {kFull, a_shape(20, 90), a_shape(4, 30), a_shape(20, 60)}; }
 inline std::vector<tandem_head_pattern> without_sinks() { return {a_shape(0, 70), kFull, a_shape(0, 50), a_shape(0, 50)}; }
 
-// The heads of each group are, so one launch serves them.
+// All heads of a group have the same pattern, so one launch serves them.
 inline std::vector<tandem_head_pattern> alike() { return {kFull, kFull, a_shape(12, 80), a_shape(12, 80)}; }
 
-// Heads whose keys the device chooses, beside others. Every KV head attends all keys in decode calls.
+// Heads whose keys the device chooses, beside a head without choices. Every KV head attends all keys in decode calls.
 inline std::vector<tandem_head_pattern> choosing() {
   return {vertical_slash(12, 40), block_sparse(2), both(vertical_slash(5, 16), a_shape(20, 90)), kFull};
 }
@@ -43,10 +44,10 @@ inline std::vector<int64_t> listed(const Side& side, int32_t q_head) {
   return tokens;
 }
 
-// A call on the device and its twin's on the host.
+// A session on the device and its twin on the host, which get the same calls.
 struct Twins {
   Side side{true}, twin{false};
-  const bool chooses_keys;  // whose appends' lists are the device's alone
+  const bool chooses_keys;  // true: only the device knows the lists of appends
   int64_t seed = 1;
 
   explicit Twins(const Patterned& patterned) : chooses_keys(chooses(patterned)) {
@@ -83,14 +84,14 @@ inline void expect_same_calls(const Patterned& patterned) {
   assert_true(twins.side.digest() == twins.twin.digest());
 }
 
-// Appends that the device takes some thousands of tokens at a time.
+// Compares appends so long that the device takes them some thousands of tokens at a time.
 inline void expect_same_long_appends(const Patterned& patterned) {
   Twins twins(patterned);
   for (const int64_t n : {2700, 1, 700, 8300, 1}) twins.attend(n);
   assert_true(twins.side.digest() == twins.twin.digest());
 }
 
-// Of all layers of a step: launched kernel by kernel, and by a graph.
+// Compares planned steps of all layers, launched kernel by kernel and as a graph.
 inline void expect_same_steps(const Patterned& patterned) {
   constexpr int64_t kOneEach[] = {1, 1};
   Runner planned(300), replayed(300);
@@ -109,8 +110,8 @@ inline void expect_same_steps(const Patterned& patterned) {
   }
 }
 
-// The nth call of a function fails in an append of 140 tokens behind 150, which leaves the sequence as it was, and is made
-// again.
+// Makes the nth call of a function fail in an append of 140 tokens after 150. The append must be rolled back and must
+// succeed when it is made again.
 inline void expect_taken_back(const Patterned& patterned, stand_in::Call failing, int64_t nth) {
   Twins twins(patterned);
   twins.attend(150);
@@ -126,7 +127,8 @@ inline void expect_taken_back(const Patterned& patterned, stand_in::Call failing
   twins.attend(1);
 }
 
-// The memory plan asks the functions that calls ask: of a sequence that these calls have made. Returns the plan.
+// Makes calls with these query counts and asserts that the cache holds what the memory plan says. Returns the plan of a
+// sequence as long as all calls together.
 inline tandem_memory_plan expect_planned(const Patterned& patterned, const std::vector<int64_t>& q_lens) {
   Side side(true);
   change_session(&side, patterned.options);
@@ -144,8 +146,8 @@ inline tandem_memory_plan expect_planned(const Patterned& patterned, const std::
   return plan;
 }
 
-// Several sequences: q_lens of each call. Every call's answers are those of its twin on the host. The last call has these
-// flags, besides.
+// Makes calls of several sequences, with query counts calls[i] in call i. Compares every output with that of a twin on the
+// host. The last call has the flags flags_of_last.
 inline void attend_batches(const Patterned& patterned, const std::vector<std::vector<int64_t>>& calls,
                            uint32_t flags_of_last = 0) {
   std::vector<std::vector<float>> answers[2];
@@ -169,9 +171,9 @@ inline void attend_batches(const Patterned& patterned, const std::vector<std::ve
   for (size_t i = 0; i < calls.size(); ++i) assert_close_to(answers[1][i], answers[0][i], "call " + std::to_string(i));
 }
 
-// One sequence has a query, the other many.
+// One sequence has one query, the other many.
 inline const std::vector<std::vector<int64_t>> kBothKinds = {{250, 40}, {1, 333}, {140, 65}, {1, 1}};
-// Single queries stand before, between and behind appends, and three appends have more rows than a ticket.
+// Single queries come before, between and after appends, and one call has more rows than a ticket has room for.
 inline const std::vector<std::vector<int64_t>> kAnyOrder = {{300, 300, 300}, {1, 140, 1}, {65, 1, 150}};
 
 }  // namespace tandem_test

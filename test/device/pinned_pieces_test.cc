@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Memory that a device pins is asked for in pieces, here of 256 KiB, and no copy is of more than one of them.
+// Memory is pinned in pieces, here of 256 KiB, and no copy is larger than a piece.
 #include "device/device_side.h"
 #include "lib/machine/device_memory.h"
 
@@ -45,7 +45,7 @@ void blocks_of_weights(void**) {
   assert_int_equal(counts.n_unpinned - n_unpinned, wanted);
 }
 
-// Refused in the middle: what has been pinned stays, the rest is sent as it is.
+// If pinning is refused in the middle, the pinned part stays and the rest is sent unpinned.
 void blocks_that_are_pinned_in_part(void**) {
   const Side side(true);
   const int64_t size = 4 * kPiece + 100;

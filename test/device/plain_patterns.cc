@@ -16,7 +16,7 @@ bool contains(const std::vector<int64_t>& ascending, int64_t x) {
   return std::binary_search(ascending.begin(), ascending.end(), x);
 }
 
-// Whether some query of [begin, end), which come after the token, is so far from it that the distance is in a chosen band.
+// True if the distance of some query of [begin, end) from the token lies in a chosen band. The queries come after the token.
 bool is_in_band(const std::vector<int64_t>& bands, int64_t token, int64_t begin, int64_t end) {
   for (int64_t band = (begin - token) / kPatternBand; band <= (end - 1 - token) / kPatternBand; ++band)
     if (contains(bands, band)) return true;

@@ -17,10 +17,10 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 int64_t chunk_len_of(const DeviceSearchStage& stage) { return int64_t{1} << stage.chunk_shift; }
 
-// The larger of two; NaN where one of them is.
+// Returns the larger number, or NaN if either is NaN.
 double larger(double a, double b) { return std::isnan(a) || std::isnan(b) ? NAN : std::max(a, b); }
 
-// The last stage that is there; -1: none is.
+// Returns the last existing stage, or -1.
 int64_t last_stage(const PlainSearch& search) {
   int64_t last = -1;
   for (size_t i = 0; i < search.stages.size(); ++i)
@@ -28,7 +28,7 @@ int64_t last_stage(const PlainSearch& search) {
   return last;
 }
 
-// The query heads whose logits count in a list.
+// Returns the query heads whose logits count in a list.
 std::vector<int32_t> heads_of(const PlainSearch& search, int32_t list) {
   std::vector<int32_t> heads;
   for (int32_t head = 0; head < search.n_kv_heads * search.group_size; ++head)
@@ -40,7 +40,7 @@ double scaled_dot(const PlainSearch& search, const Row& q, const Row& k) {
   return search.scale * stand_in::dot(q.data(), k.data(), q.size());
 }
 
-// The queries of one head of the list, as all judges read them.
+// The queries of one head of the list, as every judge reads them.
 struct HeadRows {
   const PlainSearch& search;
   int32_t kv_head;
@@ -49,7 +49,7 @@ struct HeadRows {
   HeadRows(const PlainSearch& of, int32_t head) : search(of), kv_head(head / of.group_size) {
     for (int64_t query = 0; query < of.q_len; ++query) rows.push_back(of.query(query, head));
   }
-  // The logit of a query at a key. A query does not see what comes after it.
+  // Returns the logit of a query at a key. A query does not see later tokens.
   double logit(size_t query, int64_t token, const Row& key) const {
     if (token > search.p0 + static_cast<int64_t>(query)) return -kInfinity;
     return scaled_dot(search, rows[query], key);
@@ -74,7 +74,7 @@ double judge_bounds(const HeadRows& head, const DeviceSearchStage& stage, int64_
   return most;
 }
 
-// shifts: of each query, what is taken from its logits.
+// shifts: for each query, a number that is subtracted from its logits.
 double judge_exact(const HeadRows& head, const DeviceSearchStage& stage, int64_t chunk, const std::vector<double>& shifts) {
   const int64_t len = chunk_len_of(stage);
   double most = -kInfinity;
@@ -92,7 +92,8 @@ ChunkScore larger_score(const ChunkScore& a, const ChunkScore& b) {
   return {larger(a.value, b.value), larger(a.least, b.least), larger(a.most, b.most)};
 }
 
-// The way from key `low` on, with `half` as the next step, and every other way that a rounded search may take.
+// Follows the descent from key `low` on, with `half` as the next step, and every other path that a search with rounding may
+// take.
 ChunkScore descend(const HeadRows& head, int64_t first, int64_t low, int64_t half) {
   const double of_low = head.largest_logit(first + low);
   if (half == 0) return exactly(of_low);
@@ -104,7 +105,7 @@ ChunkScore descend(const HeadRows& head, int64_t first, int64_t low, int64_t hal
   return {taken.value, std::min(taken.least, other.least), std::max(taken.most, other.most)};
 }
 
-// The keys over which a row's logits are summed: sinks, candidates and window.
+// Returns the tokens over whose keys a row's logits are summed: sinks, candidates and window.
 std::set<int64_t> summed_tokens(const PlainSearch& search, const DeviceSearchStage& stage, const Chunks& candidates) {
   std::set<int64_t> tokens;
   for (int64_t token = 0; token < search.sink_len; ++token) tokens.insert(token);
@@ -115,7 +116,7 @@ std::set<int64_t> summed_tokens(const PlainSearch& search, const DeviceSearchSta
   return tokens;
 }
 
-// Of each query of the head, the log-sum-exp of its logits over the tokens.
+// Returns for each query of the head the log-sum-exp of its logits over the tokens.
 std::vector<double> log_sums(const HeadRows& head, const std::set<int64_t>& tokens) {
   std::vector<std::vector<double>> logits(head.rows.size());
   for (const int64_t token : tokens) {

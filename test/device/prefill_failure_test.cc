@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// A prompt in chunks, each a step as runtimes make them, by every route that brings keys to the device: something is
-// missing, the host's store is full, or a copy over the bus fails in the middle of it. The error has its status and field,
-// the sequence is what it was when the step began, and the same chunk may come again.
+// A prompt in chunks, each a step as runtimes make them, by every route that brings keys to the device. An argument is
+// missing, the host's store is full, or a copy over the bus fails during a chunk. The error has its status and field, the
+// sequence is as at the begin of the step, and the same chunk can be attended again.
 #include <cstring>
 
 #include "device/hidden_side.h"
@@ -11,7 +11,7 @@ using namespace tandem_test;
 
 namespace {
 
-constexpr int64_t kChunks[] = {300, 200, 700};  // the last is a long append
+constexpr int64_t kChunks[] = {300, 200, 700};  // the last one is a long append
 constexpr const char* kRoutes[] = {"stream", "host+stream", "recompute"};
 
 tandem_session_options options_of_route(const char* route) {
@@ -27,7 +27,7 @@ struct Prefilling : Rebuilding {
       : Rebuilding(projected, options_of_route(route), true, host_cap) {}
 };
 
-// One step. What failed of it, if anything did: then the step is taken back.
+// One step and its first error. After an error the step is rolled back.
 struct Outcome {
   int32_t status = TANDEM_OK;
   std::string field;
@@ -46,7 +46,7 @@ Outcome run_step(const Side& side, const tandem_attend_args& args, int64_t n) {
   return outcome;
 }
 
-// The chunks before the last, by both.
+// Attends the chunks before the last one on both sides.
 void prefill(const Projected& projected, const Side& side, const Side& twin) {
   for (int64_t chunk = 0; chunk < 2; ++chunk) attend_twins(projected, side, twin, kChunks[chunk], 1 + chunk);
 }
@@ -58,7 +58,7 @@ void attend_again(const Prefilling& side, const Side& twin, const HiddenCall& ca
   assert_true(side.digest() == twin.digest());
 }
 
-// The last chunk's turn.
+// Both sides after the first chunks, ready for the last one.
 struct LastChunk {
   const Prefilling side;
   const Rebuilding twin;
@@ -74,7 +74,7 @@ struct LastChunk {
     before = side.digest();
     call.to_device();
   }
-  // It has failed and left nothing.
+  // Asserts that the failed chunk left nothing, and attends it again.
   void come_again() const {
     assert_int_equal(side.length(), 500);
     assert_true(side.digest() == before);
@@ -95,7 +95,7 @@ void hidden_states_are_missing(void**) {
   }
 }
 
-// Room for the first chunks and one page store more, not for the last.
+// The cap has room for the first chunks and one more page of the store, not for the last chunk.
 void the_host_store_is_full(void**) {
   const Projected projected;
   for (const char* route : kRoutes) {
@@ -123,11 +123,11 @@ void the_host_store_is_full(void**) {
   }
 }
 
-// The chunks in device memory, for one side after another, and what a twin without a device makes of them.
+// The chunks in device memory, which several sides attend in turn, and the outputs of a twin without a device.
 struct Prompt {
   std::vector<std::unique_ptr<HiddenCall>> calls;
   std::vector<std::vector<float>> outputs;
-  uint64_t digest = 0;  // after the last
+  uint64_t digest = 0;  // after the last chunk
 
   explicit Prompt(const Projected& projected) {
     const Rebuilding twin(projected, 1.0, kBuffer, false);
@@ -150,7 +150,7 @@ struct Prompt {
   }
 };
 
-// Each of the last chunk's copies and products in turn.
+// Each copy and each product of the last chunk fails in turn.
 void the_bus_fails(void**) {
   using namespace stand_in;
   const Projected projected(TANDEM_ROPE_HALVES);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The trial of long appends, on the stand-in: what it asks of the device, what it says, and what is left of it.
+// The trial of long appends, on the stand-in: its calls to the device, its results, and what it leaves behind.
 #include "lib/routes/prefill_trial.h"
 
 #include "device/stand_in_tier.h"
@@ -19,7 +19,7 @@ Layer layer_of(int32_t type) {
   return layer;
 }
 
-// The stand-in ends with no fault, so it was asked for nothing that a module does not serve.
+// The stand-in ends without a fault, so every call of the trial is one that a module serves.
 void measures_every_type(void**) {
   OnStandIn on;
   for (const int32_t type : {TANDEM_F32, TANDEM_F16, TANDEM_BF16, TANDEM_E4M3, TANDEM_Q8_0, TANDEM_Q4_0}) {
@@ -33,7 +33,7 @@ void measures_every_type(void**) {
   }
 }
 
-// A device that tarries before each call: what is no piece's beginning or end is its tiles'.
+// The device waits before each call. The trial counts that time, less a piece's begin and end, as time of its tiles.
 void counts_what_calls_take(void**) {
   constexpr int64_t kDelay = 20'000'000;
   OnStandIn on;

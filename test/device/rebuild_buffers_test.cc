@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What the route "recompute" has on a device, on the stand-in: projections, uploaded once for all who ask, and the time that
-// making keys takes.
+// What the route "recompute" keeps on a device, on the stand-in: projections, which are uploaded once for all users, and the
+// time that a rebuild of keys takes.
 #include "device/stand_in_tier.h"
 #include "lib/pieces/device_projections.h"
 #include "lib/pieces/rebuilt_pieces.h"
@@ -13,7 +13,7 @@ using namespace stand_in;
 constexpr int32_t kHidden = 64, kHeads = 2, kDim = 64;
 constexpr int64_t kOut = int64_t{kHeads} * kDim;
 
-// Two layers of one shape, whose keys are rotated by one table of angles.
+// Two layers of one shape. One table of angles rotates the keys of both.
 struct Layers {
   std::vector<uint16_t> w = std::vector<uint16_t>(static_cast<size_t>(kHidden * kOut));
   std::vector<float> b = std::vector<float>(static_cast<size_t>(kOut), 0.25f);
@@ -39,7 +39,8 @@ struct Layers {
       layer.projection = &p;
     }
     w.push_back(0x3c00);
-    for (Projection& p : projections) p.w_k = w.data(), p.w_v = w.data() + (&p - projections);  // other weights in each
+    for (Projection& p : projections)
+      p.w_k = w.data(), p.w_v = w.data() + (&p - projections);  // each layer has other weights
   }
 };
 
@@ -58,7 +59,7 @@ void uploads_once(void**) {
     assert_ptr_equal(there[0]->rope, there[1]->rope);
     assert_null(there[0]->b_v);
     assert_null(there[0]->norm_weight);
-    for (size_t l = 0; l < 2; ++l) {  // the stand-in's memory is the host's
+    for (size_t l = 0; l < 2; ++l) {  // the stand-in's memory is host memory
       assert_memory_equal(there[l]->w_k, of.projections[l].w_k, 2 * kHidden * kOut);
       assert_memory_equal(there[l]->w_v, of.projections[l].w_v, 2 * kHidden * kOut);
       assert_memory_equal(there[l]->b_k, of.b.data(), 4 * kOut);

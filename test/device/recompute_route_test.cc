@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// The route "recompute" through the C ABI, on the stand-in: what is refused, what crosses the bus, what is taken and
-// counted, what is left when something fails. Keys and values are made of hidden states here as the projection says, by a
-// twin in double precision, so that what the device makes anew is what the cache has; and the cache of some tests holds
-// other keys than that, to tell which of the two were attended.
+// The route "recompute" through the C ABI, on the stand-in: refusals, the bytes that cross the bus, the memory that is taken
+// and counted, and what is left when something fails. A twin in double precision makes keys and values from hidden states by
+// the projection, so the device's rebuilt rows must be those of the cache. Some tests store other keys in the cache, to tell
+// which of the two were attended.
 #include <cmath>
 #include <cstring>
 #include <functional>
@@ -21,7 +21,7 @@ void refuse(const Side& side, const std::function<void(tandem_session_options&)>
   refuse_session(side, options, status, field, text);
 }
 
-// Of so many tokens outside the window, those that are made: whole pages.
+// Returns how many of `outside` tokens are rebuilt: whole pages.
 int64_t rebuilt_of(int64_t outside, double share) {
   const auto wanted = static_cast<int64_t>(std::ceil(share * static_cast<double>(outside)));
   return std::min(outside, (wanted + 127) / 128 * 128);
@@ -48,7 +48,7 @@ void refuses(void**) {
   controls.fail_call(stand_in::kSupportsRebuild, 1, kUnsupported);
   refuse(
       side, [](auto&) {}, kUnsupported, "", "as the test has asked");
-  // A cache that keeps none.
+  // This cache keeps no hidden states.
   Rebuilding keeps_none(projected);
   tandem_session_release(keeps_none.session);
   tandem_cache_release(keeps_none.cache);
@@ -59,8 +59,8 @@ void refuses(void**) {
   refuse_step(side);
 }
 
-// Appends and single queries over a host of many pieces, of which a share is rebuilt: every byte is counted, and nothing is
-// the CPU's.
+// Appends and single queries over a host of many pieces, of which a share is rebuilt. Every byte is counted, and the CPU
+// attends no key.
 void check_rebuilt(const Projected& projected, double share, int64_t buffer) {
   const Rebuilding side(projected, share, buffer), twin(projected, 1.0, kBuffer, false);
   int64_t bytes = 0, x_bytes = 0, n_parts = 0, length = 0, seed = 1;
@@ -84,7 +84,7 @@ void check_rebuilt(const Projected& projected, double share, int64_t buffer) {
   assert_true(side.digest() == twin.digest());  // hidden states that came through the device are those of the host
 }
 
-// Also from a device that is late.
+// The same from a late device.
 void rebuilds_what_is_outside(void**) {
   for (const int32_t rope : {0, TANDEM_ROPE_HALVES, TANDEM_ROPE_INTERLEAVED})
     for (const double share : {1.0, 0.3})
@@ -100,7 +100,7 @@ void rebuilds_from_every_type(void**) {
       for (const double share : {1.0, 0.3}) check_rebuilt(Projected(TANDEM_ROPE_HALVES, norm, 71, x_type), share, kBuffer);
 }
 
-// Keys of the store that are others than hidden states say are not attended.
+// When the store's keys differ from those that the hidden states give, the store's keys are not attended.
 void attends_what_it_has_made(void**) {
   const Projected projected;
   const Rebuilding side(projected), twin(projected, 1.0, kBuffer, false);
@@ -116,10 +116,10 @@ void attends_what_it_has_made(void**) {
   assert_near(next.output(), next_host.output());
 }
 
-// Sequences that came one after the other with as many tokens lie at one distance in the store, and their hidden states
-// cross the bus in one copy for those of an extent, in whatever order a call has them.
+// Sequences that were made one after the other with the same number of tokens lie at equal distances in the store. One copy
+// sends their hidden states in each extent, in whatever order a call has the sequences.
 void sequences_share_copies(void**) {
-  constexpr int64_t kSequences = 8, kLength = 250;  // two pages each: an extent's
+  constexpr int64_t kSequences = 8, kLength = 250;  // two pages each, as an extent has
   const Projected projected;
   const Rebuilding side(projected, 1.0, 32 * kBuffer), twin(projected, 1.0, kBuffer, false);
   std::vector<int64_t> ids[2];
@@ -160,7 +160,7 @@ void assert_same_hidden(const Side& side, const Side& twin, int64_t first, int64
   assert_true(here.values == there.values);
 }
 
-// Forks, truncations and removed tokens: hidden states go with their tokens, and keys have the positions that they had.
+// Forks, truncations and removed tokens: hidden states go with their tokens, and keys keep their positions.
 void follows_its_sequences(void**) {
   const Projected projected(TANDEM_ROPE_HALVES);
   Rebuilding side(projected, 1.0, 3 * kBuffer), twin(projected, 1.0, kBuffer, false);
@@ -174,7 +174,7 @@ void follows_its_sequences(void**) {
   side.sequence = first[0];
   twin.sequence = first[1];
   attend_twins(projected, side, twin, 1, 3);
-  // A gap: tokens behind it keep their positions.
+  // A gap: tokens after it keep their positions.
   for (const Side* one : {static_cast<const Side*>(&side), static_cast<const Side*>(&twin)})
     OK(tandem_sequence_remove, one->cache, one->sequence, 70, 45, 0);
   HiddenCall call(projected, 3, side.length() + 45, 4), on_host(projected, 3, twin.length() + 45, 4);
@@ -185,7 +185,7 @@ void follows_its_sequences(void**) {
   assert_same_hidden(side, twin, 65, 10);
 }
 
-// Many gaps make many pieces, one for what lies between two of them; what follows is in pieces as long as ever.
+// Many gaps make many pieces, one between each two gaps. Later tokens are in pieces of the usual length.
 void gaps_leave_pieces_long(void**) {
   constexpr int64_t kGaps = 40, kLong = 2600;
   const Projected projected(TANDEM_ROPE_HALVES);
@@ -202,7 +202,7 @@ void gaps_leave_pieces_long(void**) {
   assert_in_range(counts.n_rebuilt - before, kGaps + 1, kGaps + kLong / (3 * 128) + 3);
 }
 
-// Of sessions that rebuild nothing: planned steps, and guesses of which some are kept, bring hidden states to the host too.
+// Sessions that rebuild nothing: planned steps, and guesses of which some are kept, bring hidden states to the host too.
 void come_with_every_kind_of_call(void**) {
   const Projected projected;
   Rebuilding side(projected), twin(projected, 1.0, kBuffer, false);
@@ -239,7 +239,7 @@ void come_with_every_kind_of_call(void**) {
   assert_true(controls.destroy_stream(stream));
 }
 
-// Long appends that are streamed as K and V leave the same sequence behind.
+// Long appends that are streamed as K and V leave the same sequence.
 void come_with_long_appends(void**) {
   const Projected projected(TANDEM_ROPE_HALVES);
   for (const int64_t append_tokens : {0, 700}) {
@@ -257,7 +257,7 @@ void come_with_long_appends(void**) {
   }
 }
 
-// The share is given: tandem_plan() says what that takes.
+// The share is given, and tandem_plan() says what it takes.
 void is_planned(void**) {
   for (const double share : {1.0, 0.3}) {
     const Projected projected;
@@ -278,7 +278,7 @@ void is_planned(void**) {
   }
 }
 
-// Several sequences of different lengths in a call share pieces.
+// Several sequences of different lengths share pieces in a call.
 void batches(void**) {
   const Projected projected(TANDEM_ROPE_INTERLEAVED);
   const Rebuilding side(projected, 0.8, 4 * kBuffer), twin(projected, 1.0, kBuffer, false);
@@ -339,14 +339,15 @@ void takes_what_is_planned(void**) {
   for (const int32_t x_type : {TANDEM_BF16, TANDEM_Q4_64}) check_planned(x_type);
 }
 
-// Whatever fails while a call gets under way: it says so, nothing has grown, and the next try succeeds.
+// Every call of the device fails in turn while a call starts. The call reports the failure, no sequence grows, and the next
+// try succeeds.
 void survives_failing_calls(void**) {
   using namespace stand_in;
   const Projected projected;
   const HiddenCall prompt(projected, 600, 0, 1);
   HiddenCall call(projected, 3, 600, 2), on_host(projected, 3, 600, 2);
   call.to_device();
-  {  // the same each time
+  {  // the same calls each time
     const Rebuilding twin(projected, 1.0, kBuffer, false);
     append_hidden(twin, prompt);
     attend_hidden(twin, on_host);
@@ -372,7 +373,7 @@ void survives_failing_calls(void**) {
   }
 }
 
-// Pages that are on their way stay what they are, whoever wants them meanwhile.
+// Pages in flight keep their contents, whatever other calls do meanwhile.
 void holds_its_pages(void**) {
   const Projected projected;
   const Rebuilding side(projected), twin(projected, 1.0, kBuffer, false);

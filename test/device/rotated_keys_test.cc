@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Keys that are rotated by a Walsh-Hadamard matrix before they are stored, on the stand-in: calls on device tensors give
-// what the host gives and leave the same rows in the host's store, whatever attends the keys outside the window.
+// Keys that are rotated by a Walsh-Hadamard matrix before they are stored, on the stand-in. Calls on device tensors give the
+// host's outputs and leave the same rows in the store, whichever route attends the keys outside the window.
 #include "device/device_side.h"
 
 using namespace tandem_test;
@@ -9,7 +9,7 @@ namespace {
 
 constexpr int32_t kTypes[] = {TANDEM_F32, TANDEM_BF16, TANDEM_Q8_0, TANDEM_Q4_0};
 
-// A cache of rotated keys in place of the side's; 4-bit keys are rotated by default.
+// Gives the side a cache of rotated keys. 4-bit keys are rotated by default.
 void rotate_keys(Side* side, int32_t k_type, const tandem_session_options& session_options) {
   tandem_session_release(side->session);
   tandem_cache_release(side->cache);
@@ -42,11 +42,11 @@ void calls_agree_with_the_host(void**) {
       both.attend(kPrompt, 1);
       for (int64_t i = 0; i < 20; ++i) both.attend(i % 3 + 1, 10 + i);
       both.assert_same_rows();
-      Call on_host(1, 90), twin(1, 90);  // the host goes on with what the device has appended
+      Call on_host(1, 90), twin(1, 90);  // the host goes on with the rows that the device appended
       attend(both.side, on_host);
       attend(both.twin, twin);
       assert_close(on_host.output(), twin.output());
-      both.attend(2, 91);  // and the device with what the host has
+      both.attend(2, 91);  // the device goes on with the host's rows
       both.assert_same_rows();
     }
 }
@@ -73,7 +73,7 @@ void planned_steps_agree_with_the_host(void**) {
   assert_true(controls.destroy_stream(stream));
 }
 
-// Keys cross the bus as they are stored, and meet rotated queries; long appends too.
+// Keys cross the bus as they are stored, and are attended with rotated queries, also in long appends.
 void streamed_keys_agree_with_the_host(void**) {
   for (const int32_t k_type : kTypes) {
     const Twins both(k_type, "all", "stream");

@@ -27,7 +27,7 @@ void SearchCounts::include(const SearchCounts& more) {
   n_judged += more.n_judged;
 }
 
-// ---- what a call is given ----------------------------------------------------------------------------------------------
+// ---- arguments of a call -----------------------------------------------------------------------------------------------
 
 SearchCase::SearchCase(const OpenDevice& device, const SearchOptions& options)
     : MemoryImage(device),
@@ -50,14 +50,14 @@ void SearchCase::make_layer() {
   layer_.k_head_dim = layer_.v_head_dim = options_.dim;
   layer_.k_type = layer_.v_type = options_.k_type;
   layer_.sm_scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(options_.dim)));
-  layer_.soft_cap = 3.0f;  // which a search does not look at
+  layer_.soft_cap = 3.0f;  // a search ignores it
   rope_.n_pairs = options_.dim / 2;
   if (options_.is_rotated) layer_.rope = &rope_;
   row_bytes_ = plane_bytes(window_layer(layer_));
   call_.layer = &layer_;
 }
 
-// Bounds are kept of each length that a stage judges by.
+// Bounds are kept for each length that a stage judges by.
 void SearchCase::make_stages() {
   const auto bounds_of = [&](int64_t chunk_len) {
     const int32_t shift = std::countr_zero(static_cast<uint64_t>(chunk_len));
@@ -89,7 +89,7 @@ void SearchCase::make_stages() {
   call_.list_queries = list_queries();
 }
 
-// Planes, and behind them bounds. Each sequence has a page more than it needs.
+// Planes come first, then bounds. Each sequence has one page more than it needs.
 void SearchCase::make_pages() {
   call_.pages.page_len = options_.page_len;
   for (int32_t p = 0; p < kPlanes; ++p) {
@@ -138,14 +138,14 @@ void SearchCase::make_parts() {
   allocate(kNothing);
 }
 
-// Tokens from a token back to the one whose key it has; 0: its key is its own.
+// Returns the distance from a token back to the token whose key it repeats. 0: its key is its own.
 int64_t SearchCase::distance_to_repeated(int64_t token) const {
   const int64_t twin = options_.twin_distance;
   if (options_.period > 0 && token >= options_.period) return options_.period;
   return twin > 0 && token % (2 * twin) == twin ? twin : 0;
 }
 
-// Neighbours are alike, and some are large: chunks differ from each other in all that judges look at.
+// Neighbouring keys are alike and some are large, so chunks differ for every judge.
 void SearchCase::make_keys(size_t sequence) {
   const int64_t n = options_.lengths[sequence], n_heads = layer_.n_kv_heads, dim = options_.dim;
   keys_.emplace_back(static_cast<size_t>(n * n_heads * dim));
@@ -164,7 +164,7 @@ void SearchCase::make_keys(size_t sequence) {
   }
 }
 
-// Bits of repeated keys are equal. Of keys that are NaN, the image has nothing.
+// Repeated keys have equal bits. The image has no bytes for keys that are NaN.
 void SearchCase::make_key(size_t sequence, int64_t token, int32_t kv_head, const Row& made) {
   const int32_t type = window_layer(layer_).k_type;
   const int64_t repeated = distance_to_repeated(token), row = token * layer_.n_kv_heads + kv_head, dim = options_.dim;
@@ -189,7 +189,8 @@ void SearchCase::make_call() {
   for (int32_t p = 0; p < kPlanes; ++p) call_.pages.planes[p] = base_ + pool_.at + pages_[0] + plane_at_[p];
   for (int32_t i = 0; i < call_.n_bounds; ++i) call_.bounds[i].data = base_ + pool_.at + pages_[0] + of_page_[i];
   std::vector<int64_t> tables;
-  for (const int64_t page : pages_) tables.push_back(page - pages_[0]);  // the page called 0 is the first sequence's first
+  // page 0 of the tables is the first sequence's first page
+  for (const int64_t page : pages_) tables.push_back(page - pages_[0]);
   write(tables_.at, tables.data(), tables_.bytes);
   call_.sequences.sequences = on_device<DeviceSequence>(sequences_.at);
   call_.sequences.page_tables = on_device<int64_t>(tables_.at);
@@ -201,7 +202,7 @@ void SearchCase::make_call() {
   write(workspace_.at, zeros.data(), workspace_.bytes);
 }
 
-// The keys of tokens up to `end`. Many are written with all that is in the pages.
+// Writes the keys of tokens up to `end`. Many keys are written as whole pages.
 void SearchCase::put_keys(size_t sequence, int64_t end) {
   constexpr int64_t kFew = 16;
   int64_t& n_put = n_put_[sequence];
@@ -220,7 +221,7 @@ void SearchCase::put_keys(size_t sequence, int64_t end) {
   if (puts_any && !are_few) device_.upload(base_ + pool_.at, expected_.data() + pool_.at, pool_.bytes);
 }
 
-// Rows that no block has are NaN.
+// Rows of no block are NaN.
 void SearchCase::put_queries(const std::vector<SearchBlock>& blocks) {
   const int64_t dim = options_.dim, size = reference::element_bytes(options_.q_type);
   std::vector<std::byte> image(static_cast<size_t>(queries_.bytes), kNothing);
@@ -248,7 +249,7 @@ DeviceSequence SearchCase::describe_sequence(size_t sequence, int64_t end) const
   return described;
 }
 
-// Blocks' lists for attend() are in the opposite order.
+// Describes the blocks. Their lists for attend() are in the opposite order.
 void SearchCase::put_blocks(const std::vector<SearchBlock>& blocks) {
   std::vector<DeviceSequence> described;
   for (size_t b = 0; b < blocks.size(); ++b) {
@@ -281,7 +282,7 @@ std::string SearchCase::search(const std::vector<SearchBlock>& blocks) {
   return check_search(blocks);
 }
 
-// Where keys are NaN, nobody says what their bounds are: they become NaN, too.
+// Bounds of NaN keys are unspecified, so they are set to NaN after the check.
 std::string SearchCase::bound(const std::vector<BoundedTokens>& of_sequences) {
   std::vector<DeviceSequence> described;
   for (size_t s = 0; s < of_sequences.size(); ++s) {
@@ -318,7 +319,7 @@ std::string SearchCase::bound(const std::vector<BoundedTokens>& of_sequences) {
   return "";
 }
 
-// ---- where it is -------------------------------------------------------------------------------------------------------
+// ---- places in memory --------------------------------------------------------------------------------------------------
 
 int64_t SearchCase::page_of(size_t sequence, int64_t token) const {
   return pool_.at + pages_[table_begin_[sequence] + static_cast<size_t>(token / options_.page_len)];

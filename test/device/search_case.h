@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Sequences of random keys in device memory, and bound_chunks() and search() over them beside double precision.
 //
-// All that a call is given lies in one piece of memory, with gaps between its parts. Pages are in any order, and what holds
-// nothing is 0xff, which is NaN in every type. After a call every byte is compared with what it was or what it should be.
+// All memory of a call is one block with gaps between its parts. Pages are in any order. Memory that holds nothing is 0xff,
+// which is NaN in every type. After a call every byte must be unchanged or have its expected value.
 #pragma once
 
 #include <cstdint>
@@ -20,24 +20,24 @@ namespace tandem::test {
 struct SearchOptions {
   int32_t k_type = TANDEM_BF16, q_type = TANDEM_BF16;
   int32_t dim = 128, n_kv_heads = 2, group_size = 4;
-  bool is_rotated = false;  // keys are in the window as f32, whatever k_type is
+  bool is_rotated = false;  // true: keys are f32 in the window, whatever k_type is
   int32_t page_len = 128;
-  int32_t q_gap = 0;  // numbers between the rows of two tokens' queries
+  int32_t q_gap = 0;  // numbers between the query rows of two tokens
   bool shares_lists = false, keeps_lists = true;
   PruningRecord record;
-  std::vector<int32_t> more_bounds;    // chunk lengths that get bounds, besides those that the record's stages judge by
-  std::vector<int64_t> lengths;        // tokens that each sequence may have
-  int32_t n_blocks = 1;                // of each search
-  int64_t period = 0;                  // keys are those so many tokens before; 0: all are others
-  int64_t twin_distance = 0;           // tokens so far behind a multiple of twice that have its key; 0: none have
-  int64_t nan_begin = 0, nan_end = 0;  // tokens of the first sequence whose keys are NaN: whole chunks of all lengths
-  bool has_nan_query = false;          // of the query heads of KV head 0
+  std::vector<int32_t> more_bounds;    // lengths of chunks that get bounds besides those that the record's stages judge by
+  std::vector<int64_t> lengths;        // room of each sequence, in tokens
+  int32_t n_blocks = 1;                // query blocks of each search
+  int64_t period = 0;                  // a key equals the key this many tokens before; 0: all keys differ
+  int64_t twin_distance = 0;           // d > 0: token 2 d n + d has the key of token 2 d n; 0: no such twins
+  int64_t nan_begin = 0, nan_end = 0;  // tokens of the first sequence whose keys are NaN: whole chunks of every length
+  bool has_nan_query = false;          // true: the query heads of KV head 0 are NaN
   uint64_t seed = 1;
 };
 
 struct SearchBlock {
   size_t sequence = 0;
-  int64_t end = 0;  // tokens of the sequence up to the block's last query
+  int64_t end = 0;  // length of the sequence up to the block's last query
   int32_t q_len = 1;
   uint32_t mark = 1;
 };
@@ -46,7 +46,7 @@ struct BoundedTokens {
   int64_t bounded = 0, end = 0;
 };
 
-// Lists that a search has made. Loose ones: rounding may have made them other lists.
+// Counts of the lists that a search made. A list is loose if rounding may change it, else strict.
 struct SearchCounts {
   int64_t n_strict = 0, n_loose = 0;
   int64_t n_stages_run = 0, n_stages_kept = 0, n_judged = 0;
@@ -57,10 +57,10 @@ class SearchCase : private MemoryImage {
  public:
   SearchCase(const OpenDevice& device, const SearchOptions& options);
 
-  // Calls, and what is wrong with what they leave; "": nothing.
+  // Each makes a call and returns an error text about its results, or "" if they are right.
   std::string bound(const std::vector<BoundedTokens>& of_sequences);
   std::string search(const std::vector<SearchBlock>& blocks);
-  // The same in three steps, so that the call in the middle may be captured and replayed.
+  // The same in three steps, so that the call in the middle can be captured and replayed.
   void prepare(const std::vector<SearchBlock>& blocks);
   void call_search(void* stream);
   std::string check_search(const std::vector<SearchBlock>& blocks);
@@ -86,7 +86,8 @@ class SearchCase : private MemoryImage {
   int32_t n_lists() const { return options_.shares_lists ? 1 : options_.n_kv_heads; }
   int32_t most_queries() const { return options_.keeps_lists ? 1 : 64; }
   int32_t list_queries() const { return options_.keeps_lists ? 1 : 64 / options_.group_size; }
-  int32_t most_attended() const { return (most_queries() + list_queries() - 1) / list_queries(); }  // sequences of a block
+  // described sequences of a block
+  int32_t most_attended() const { return (most_queries() + list_queries() - 1) / list_queries(); }
   int64_t page_of(size_t sequence, int64_t token) const;
   int64_t key_at(size_t sequence, int64_t token, int32_t kv_head, int32_t plane) const;
   int64_t bounds_at(size_t sequence, int64_t chunk, int32_t kv_head, int32_t bounds_idx) const;
@@ -119,14 +120,14 @@ class SearchCase : private MemoryImage {
   PlaneBytes row_bytes_;
   DeviceSearch call_;
   int64_t page_bytes_ = 0, plane_at_[kPlanes] = {}, of_page_[kMostSearchStages] = {}, lists_bytes_ = 0;
-  std::vector<int64_t> pages_;             // of all sequences: bytes from the pool's begin
-  std::vector<size_t> table_begin_;        // of each sequence
-  std::vector<std::vector<double>> keys_;  // of each sequence [token][kv_head][dim], as stored
+  std::vector<int64_t> pages_;             // pages of all sequences, in bytes from the pool's begin
+  std::vector<size_t> table_begin_;        // for each sequence
+  std::vector<std::vector<double>> keys_;  // for each sequence [token][kv_head][dim], as stored
   std::vector<double> q_;                  // [row][head][dim], as stored
-  std::vector<int64_t> n_put_;             // tokens of each sequence whose keys are in the pool
-  std::vector<int64_t> n_bounded_;         // tokens of each sequence whose complete chunks have bounds
+  std::vector<int64_t> n_put_;             // for each sequence, tokens whose keys are in the pool
+  std::vector<int64_t> n_bounded_;         // for each sequence, tokens whose complete chunks have bounds
   Part pool_, tables_, sequences_, queries_, lists_, named_, granules_, workspace_;
-  std::vector<std::byte> keys_image_;  // the pool with all keys
+  std::vector<std::byte> keys_image_;  // the pool with the keys of all tokens
   SearchCounts counts_;
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What calls over a SearchCase leave, beside what they should.
+// Compares what calls over a SearchCase leave with what they should leave.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -14,7 +14,7 @@ namespace tandem::test {
 
 namespace {
 
-// The bf16 that is so many further up, or down.
+// Returns the bf16 number n_steps above x, or below.
 double stepped(double x, int32_t n_steps) {
   uint16_t code = 0;
   reference::store(TANDEM_BF16, x, &code);
@@ -84,7 +84,7 @@ int64_t SearchCase::named_at(size_t nth, int32_t attended, int32_t list) const {
   return named_.at + ((first + attended) * n_lists() + list) * static_cast<int64_t>(sizeof(DeviceKeys));
 }
 
-// A block without queries: its lists name nothing, or nobody has written them.
+// Checks a block without queries: its lists name nothing, or were not written.
 std::string SearchCase::check_idle(size_t nth, int64_t end) {
   for (int32_t attended = 0; attended < most_attended(); ++attended)
     for (int32_t list = 0; list < n_lists(); ++list) {
@@ -118,7 +118,7 @@ std::string SearchCase::take_granules(const DeviceKeys& keys, size_t nth, std::v
   return "";
 }
 
-// The tokens that a key list names in front of its range. All of attend()'s sequences of the block have the same list.
+// Reads the tokens that a key list names before its range. All of attend()'s sequences of the block must have the same list.
 std::string SearchCase::take_keys(const PlainSearch& search, size_t nth, int32_t list, std::vector<int64_t>* tokens) {
   const int64_t own = static_cast<int64_t>(nth) * n_lists() + list, room = call_.n_granules;
   const auto n_attended = static_cast<int32_t>((search.q_len + list_queries() - 1) / list_queries());
@@ -129,7 +129,7 @@ std::string SearchCase::take_keys(const PlainSearch& search, size_t nth, int32_t
       return "sequences of a block have different lists";
     accept(named_at(nth, attended, list), sizeof keys);
   }
-  const bool has_all = search.places() == 0 && keys.begin == 0 && keys.n == 0;  // no stage is there: a range of all tokens
+  const bool has_all = search.places() == 0 && keys.begin == 0 && keys.n == 0;  // no stage exists: the range has all tokens
   for (int64_t token = 0; has_all && token < search.window_begin(); ++token) tokens->push_back(token);
   if (!has_all && keys.begin != search.window_begin())
     return "the range begins at " + std::to_string(keys.begin) + ", not at " + std::to_string(search.window_begin());
@@ -141,7 +141,7 @@ std::string SearchCase::take_keys(const PlainSearch& search, size_t nth, int32_t
   return fault;
 }
 
-// n_open: tokens of chunks that a rounded search may have kept in place of others.
+// n_open: tokens of chunks that a search with rounding may have kept in place of others.
 std::string SearchCase::check_named(const PlainSearch& search, size_t nth, int32_t list, const std::vector<PlainList>& lists,
                                     int64_t n_open) {
   std::vector<int64_t> tokens, differing;
@@ -169,7 +169,7 @@ PlainList SearchCase::load_list(const std::vector<std::byte>& from, size_t nth, 
   return loaded;
 }
 
-// The head of a list that a stage has made.
+// Checks the header of a list that a stage has made.
 std::string SearchCase::check_run(const PlainSearch& search, size_t stage, const PlainList& found,
                                   const KeptList& wanted) const {
   const KeptList& head = found.head;
@@ -182,7 +182,7 @@ std::string SearchCase::check_run(const PlainSearch& search, size_t stage, const
   return text;
 }
 
-// Each stage is looked at with what the device has kept for the stage before it.
+// Checks each stage with the chunks that the device kept for the stage before it.
 std::string SearchCase::check_stages(const PlainSearch& search, const SearchBlock& block, size_t nth, int32_t list) {
   std::vector<PlainList> lists(search.stages.size());
   int64_t before = -1;
@@ -210,7 +210,7 @@ std::string SearchCase::check_stages(const PlainSearch& search, const SearchBloc
   return check_named(search, nth, list, lists, 0);
 }
 
-// Of a search that keeps no lists, only what comes out in the end can be looked at.
+// A search that keeps no lists shows only its final result, so only that is checked.
 std::string SearchCase::check_unkept(const PlainSearch& search, size_t nth, int32_t list) {
   std::vector<PlainList> lists(search.stages.size());
   int64_t n_open = 0, before = -1;
@@ -250,7 +250,7 @@ std::string SearchCase::check_block(const SearchBlock& block, size_t nth) {
   return "";
 }
 
-// What the lists of one call are afterwards, nobody says.
+// The lists of calls that keep none are unspecified afterwards.
 std::string SearchCase::check_search(const std::vector<SearchBlock>& blocks) {
   download();
   for (size_t b = 0; b < blocks.size(); ++b)

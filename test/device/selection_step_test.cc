@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Keys that the caller names, in steps on a stream and in captured graphs, against the same calls on host tensors; indices
-// that are wrong; what is refused. selection_step_test [MODULE]: on the stand-in, or on the GPU of the CUDA module.
+// Steps on a stream and captured graphs whose keys the caller names, compared with the same calls on host tensors; wrong
+// indices; refusals. selection_step_test [MODULE]: on the stand-in, or on the GPU of the CUDA module.
 #include "device/selection_twins.h"
 
 using namespace tandem_test;
@@ -14,7 +14,7 @@ void* make_stream() {
   return stream;
 }
 
-// A layer of an open step, on the stream that it was begun on.
+// Attends a layer of an open step, on the step's stream.
 void attend_in_step(const Twins& twins, const NamedCall& call, int32_t layer, void* stream, int32_t n_sequences = 2) {
   tandem_attend_args args = call.args(layer, twins.on_device.ids);
   args.stream = stream;
@@ -22,8 +22,8 @@ void attend_in_step(const Twins& twins, const NamedCall& call, int32_t layer, vo
   OK(tandem_attend, twins.on_device.session, &args);
 }
 
-// The tensors of a layer's call in a step: for the host, and for the device, where a graph has the addresses of those
-// before.
+// The tensors of a layer's call in a step, for the host and for the device. A graph reads the device's tensors at the
+// addresses of the step before.
 struct StepCalls {
   std::unique_ptr<NamedCall> here, there;
 
@@ -46,7 +46,7 @@ struct StepCalls {
   }
 };
 
-// Some of the layers name keys; on the stand-in a graph is replayed, with other indices each time.
+// Some of the layers name keys. On the stand-in a graph is replayed, with new indices each time.
 void attend_steps(const Setup& setup, int64_t seed) {
   Twins twins(setup, static_cast<uint64_t>(seed));
   twins.attend_all({60, 150}, seed, true);
@@ -91,7 +91,7 @@ void attends_in_planned_steps(void**) {
   }
 }
 
-// A step of one sequence behind calls of two, in layers of one KV head and of two: lists lie where they have room.
+// A step of one sequence after calls of two, in layers of one KV head and of two. Lists lie where they have room.
 void steps_may_have_fewer_sequences(void**) {
   Setup setup;
   setup.first_heads = 1;
@@ -123,7 +123,7 @@ void steps_may_have_fewer_sequences(void**) {
   device->table->destroy_stream(device->self, stream);
 }
 
-// Sinks and window alone.
+// Queries that name no units attend sinks and window alone.
 void steps_may_name_no_units(void**) {
   Setup setup;
   setup.n_idx = 0;
@@ -163,7 +163,7 @@ void steps_may_name_no_units(void**) {
   }
 }
 
-// The next step does not begin, and the one after it does.
+// The next step does not begin and reports the index. The one after it begins.
 void steps_tell_of_wrong_indices(void**) {
   Setup setup;
   setup.in_steps = setup.n_idx;
@@ -179,7 +179,7 @@ void steps_tell_of_wrong_indices(void**) {
   for (int32_t l = 0; l < kNamedLayers; ++l) {
     NamedCall call(one, 70 + l);
     std::vector<int32_t> idx = twins.draw(l, one);
-    if (l == 1) idx[static_cast<size_t>(3 * setup.n_idx)] = 1000;  // of the second sequence, head 1
+    if (l == 1) idx[static_cast<size_t>(3 * setup.n_idx)] = 1000;  // the second sequence, head 1
     call.view_idx(setup, idx);
     call.to_device(true);
     attend_in_step(twins, call, l, stream);
@@ -191,7 +191,7 @@ void steps_tell_of_wrong_indices(void**) {
   assert_refused(got, error, kInvalid, "selection.idx", "layer 1: selection.idx[1, 1, 0] = 1000");
   error = nullptr;
   assert_int_equal(begin(&error), TANDEM_OK);
-  OK(tandem_step_end, twins.on_device.session, stream);  // nothing of it came: it is taken back
+  OK(tandem_step_end, twins.on_device.session, stream);  // no row of it arrived, so it is rolled back
   device->table->destroy_stream(device->self, stream);
 }
 

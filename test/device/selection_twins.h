@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The same sequences in calls on device tensors and on host tensors, whose keys the caller names: what the tests of both
-// have in common.
+// Shared by the tests of calls with named keys: the same sequences attended with device tensors and with host tensors.
 #pragma once
 
 #include <array>
@@ -21,20 +20,20 @@ struct Setup {
   int64_t window = 64, sinks = 5;
   int64_t unit = 4, n_idx = 6;
   bool shared = false, any_order = false, plus_window = false;
-  bool host_idx = false;  // of calls on device tensors
-  int64_t sliding = 0;    // in the second layer
+  bool host_idx = false;  // true: the indices are in host memory, also in calls on device tensors
+  int64_t sliding = 0;    // sliding window of the second layer
   int32_t rope = TANDEM_ROPE_CALLER;
   bool has_learned = false;
   int64_t in_steps = 0;
   const char* route = nullptr;
   int64_t append_tokens = 0;
-  int32_t first_heads = kHeads;  // KV heads of the first layer; query heads are as many in both
+  int32_t first_heads = kHeads;  // KV heads of the first layer; both layers have as many query heads
 
   int32_t n_heads(int32_t layer) const { return layer == 0 ? first_heads : kHeads; }
   int32_t n_lists(int32_t layer) const { return shared ? 1 : n_heads(layer); }
 };
 
-// Tensors of a call and its indices, for either place.
+// The tensors of a call and its indices, in host or device memory.
 struct NamedCall {
   std::array<int64_t, 2> q_lens;
   int64_t n;
@@ -117,7 +116,7 @@ struct Half {
   std::array<int64_t, 2> ids = {};
 };
 
-// The same two sequences twice on one engine: in calls on device tensors and in calls on host tensors.
+// The same two sequences twice on one engine: one pair gets calls on device tensors, the other calls on host tensors.
 class Twins {
  public:
   explicit Twins(const Setup& of, uint64_t seed = 1) : setup(of), random_(seed) {
@@ -167,7 +166,7 @@ class Twins {
     OK(tandem_sequence_length, &n, on_host.cache, on_host.ids[sequence], layer);
     return n;
   }
-  // A row of indices for the query that is token `own`.
+  // Draws a row of indices for the query at token `own`.
   void draw_row(int64_t own, int32_t* row) {
     const int64_t n_units = own / setup.unit + 1;
     std::vector<int32_t> units;
@@ -189,7 +188,7 @@ class Twins {
         for (int32_t head = 0; head < n_heads; ++head, row += setup.n_idx) draw_row(length(s, layer) + ahead + t, row);
     return idx;
   }
-  // A call on both, of keys that are named or of all, and the same answers.
+  // Makes the same call on both pairs and compares the outputs. names: the call names keys, else it attends all.
   void attend(int32_t layer, std::array<int64_t, 2> n, int64_t seed, bool names, std::vector<int32_t> parents = {}) {
     NamedCall there(n, seed, setup.n_heads(layer)), here(n, seed, setup.n_heads(layer));
     for (NamedCall* call : {&there, &here}) call->parents = parents;
@@ -221,13 +220,14 @@ class Twins {
     OK(tandem_session_get_stats, &stats, half.session);
     return stats.resident_kv_bytes_read + stats.host_kv_bytes_read;
   }
-  // What the sessions say of the last call, and how much it has read. bytes_before: on the device's side, on the host's.
+  // Compares what both sessions list for the last call and how many bytes it read. bytes_before: bytes read before the call,
+  // on the device's pair and on the host's.
   void assert_listed_alike(int32_t layer, int64_t seed, const std::array<int64_t, 2>& bytes_before, bool is_long) const {
     for (size_t s = 0; s < 2; ++s)
       for (int32_t head = 0; head < setup.n_heads(layer); ++head)
         if (listed(on_device, s, layer, head) != listed(on_host, s, layer, head))
           fail_msg("call %lld: other keys are listed for sequence %zu, head %d", static_cast<long long>(seed), s, head);
-    if (is_long) return;  // its queries read a key together
+    if (is_long) return;  // its queries share the reading of a key
     const int64_t got = bytes_read(on_device) - bytes_before[0], wanted = bytes_read(on_host) - bytes_before[1];
     if (got != wanted)
       fail_msg("call %lld: %lld bytes read, not %lld", static_cast<long long>(seed), static_cast<long long>(got),

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Attention over pages as the table's comments say it, one row of logits at a time, with the oracle's own arithmetic for
-// storage types.
+// Attention over pages as the comments of the device's table say, one row of logits at a time. Storage types are read with
+// the oracle's arithmetic.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -16,16 +16,16 @@ namespace {
 
 using namespace tandem;
 
-// What queries of one sequence and KV head read: row i is token tokens[i].
+// The keys that queries of one sequence and KV head read. Row i is token tokens[i].
 struct Keys {
   std::vector<int64_t> tokens;
   std::vector<double> k;  // [n, k_head_dim]
   std::vector<double> v;  // [n, v_head_dim]
   int64_t sliding_window;
-  bool is_wrong = false;  // the list: answers are NaN
+  bool is_wrong = false;  // the list is wrong: outputs are NaN
 };
 
-// The tokens of granules, each in the page that the sequence's table has for it.
+// Adds the tokens of granules, each from the page that the sequence's table names.
 void add_granules(const DeviceAttend& call, const DeviceSequence& sequence, const DeviceKeys& own, Keys* keys) {
   const int64_t* table = call.sequences.page_tables + sequence.table_begin;
   require(own.n <= 0 || call.lists.has_granules == 1, "there are granules that the call has not announced");
@@ -52,7 +52,7 @@ const DeviceTiles& tiles_of(const DeviceAttend& call, const DeviceSequence& sequ
                     "a list of tiles is no device memory");
 }
 
-// All entries of a list, whoever reads them.
+// Checks all entries of a list, whether or not this row reads them.
 void check_tiles(const DeviceAttend& call, const DeviceSequence& sequence, const DeviceTiles& list) {
   const int64_t* table = call.sequences.page_tables + sequence.table_begin;
   const int32_t n_words = tile_words(call.layer->group_size, call.tiles.classes_by);
@@ -67,7 +67,7 @@ void check_tiles(const DeviceAttend& call, const DeviceSequence& sequence, const
   }
 }
 
-// The tokens of the tiles that name a row's class.
+// Adds the tokens of the tiles that name a row's class.
 void add_tiles(const DeviceAttend& call, const DeviceSequence& sequence, int32_t kv_head, int32_t row, Keys* keys) {
   const DeviceTiles& list = tiles_of(call, sequence, kv_head, row);
   const int32_t group = call.layer->group_size, n_words = tile_words(group, call.tiles.classes_by);
@@ -80,7 +80,7 @@ void add_tiles(const DeviceAttend& call, const DeviceSequence& sequence, int32_t
   }
 }
 
-// row: of the sequence's q_len * group_size rows.
+// row: one of the sequence's q_len * group_size rows.
 void name_keys(const DeviceAttend& call, const DeviceSequence& sequence, int32_t kv_head, int32_t row, Keys* keys) {
   const DeviceLists& lists = call.lists;
   int64_t begin = sequence.begin;
@@ -126,7 +126,7 @@ double logit(const Layer& layer, const std::vector<double>& q, const double* k) 
   return cap > 0.0 ? cap * std::tanh(x / cap) : x;
 }
 
-// Of a row over other keys.
+// The state of a row over other keys.
 struct Before {
   double lse = -INFINITY;
   const float* o = nullptr;
@@ -143,7 +143,7 @@ const DeviceOutput& output_of(const DeviceAttend& call, const DeviceOutput& out,
   return call.finished.o.data != nullptr && sequence.has_host_part == 0 ? call.finished : out;
 }
 
-// Query t of a sequence, one head.
+// Attends query t of a sequence in one head.
 void attend_row(const DeviceAttend& call, const DeviceSequence& sequence, const Keys& keys, int32_t t, int32_t head) {
   const Layer& layer = *call.layer;
   const int64_t row = sequence.first_row + t, self = sequence.end + sequence.n_after - sequence.q_len + t;
@@ -180,7 +180,7 @@ void attend_row(const DeviceAttend& call, const DeviceSequence& sequence, const 
     for (size_t c = 0; c < o.size(); ++c) o[c] += p * static_cast<double>(before.o[c]);
   }
   if (keys.is_wrong) sum = NAN;
-  if (sum != 0.0)  // NaN is no empty state
+  if (sum != 0.0)  // NaN is not an empty state
     for (double& x : o) x /= sum;
   reference::store_all(to.o.dtype, o.data(), layer.v_head_dim,
                        row_at(to.o, row, head, layer.v_head_dim, "o is no device memory"));
@@ -189,8 +189,8 @@ void attend_row(const DeviceAttend& call, const DeviceSequence& sequence, const 
         sum != 0.0 ? static_cast<float>(from + std::log(sum)) : -std::numeric_limits<float>::infinity();
 }
 
-// The rows of a sequence and KV head. Those of one query have the same keys, unless they have tiles of different lists or
-// heads.
+// Attends the rows of a sequence and KV head. The rows of one query have the same keys, unless their tiles come from
+// different lists or name heads.
 void attend_rows(const DeviceAttend& call, const DeviceSequence& sequence, int32_t kv_head) {
   const int32_t group = call.layer->group_size, n_rows = sequence.q_len * group;
   const bool has_tiles = call.tiles.lists != nullptr;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// What the calls of the stand-in have in common. A call is checked when it is asked for, as far as its arguments go, and
-// performed when its stream gets there; only then it reads what is in device memory. Both throw Failure. What waited for the
-// host in vain has not been performed.
+// Shared by the calls of the stand-in. check() tests a call's arguments when the call is made. perform() runs when the
+// stream gets there, and only then reads device memory. Both throw Failure. perform() returns false and does nothing if
+// the host does not answer in time.
 #pragma once
 
 #include <algorithm>
@@ -17,7 +17,7 @@
 namespace stand_in {
 
 extern Counts counts;
-int32_t most_list_rows();  // as tests control it
+int32_t most_list_rows();  // the limit that tests control
 inline void note_largest(std::atomic<int64_t>* largest, int64_t n) {
   int64_t before = *largest;
   while (n > before && !largest->compare_exchange_weak(before, n)) {
@@ -32,9 +32,9 @@ void check(const tandem::DeviceAccumulate& call);
 void check(const tandem::DeviceNamedKeys& call);
 void check(const tandem::DeviceBoundChunks& call);
 void check(const tandem::DeviceSearch& call);
-int64_t search_bytes(const tandem::DeviceSearch& call);  // of work space
+int64_t search_bytes(const tandem::DeviceSearch& call);  // of the work space
 void check(const tandem::DevicePatterns& call);
-int64_t pattern_bytes(const tandem::DevicePatterns& call);  // of work space
+int64_t pattern_bytes(const tandem::DevicePatterns& call);  // of the work space
 void index_patterns(const tandem::DevicePatterns& call);
 void list_patterns(const tandem::DevicePatterns& call);
 void check(const tandem::DeviceRebuild& call);
@@ -47,23 +47,23 @@ bool perform(const tandem::DeviceNamedKeys& call);
 bool perform(const tandem::DeviceBoundChunks& call);
 bool perform(const tandem::DeviceSearch& call);
 
-// A rebuild in two steps: what the products take, and the rows that come of it.
+// A rebuild in two steps: reading the inputs of the products, and writing the rows that they give.
 using HiddenRows = std::vector<std::vector<double>>;
 HiddenRows read_hidden(const tandem::DeviceRebuild& call);
 void write_rebuilt(const tandem::DeviceRebuild& call, const HiddenRows& x);
 
-// What a device has no kernels for is refused, by its field.
+// These refuse, by the field's name, layers for which a device has no kernels.
 void check_layer(const tandem::Layer& layer);
 void check_rebuilt(const tandem::Layer& layer);
 int64_t rebuild_work_bytes(const tandem::Layer& layer, int64_t n_rows);
 void check_pages(const tandem::DevicePages& pages);
-void check_sequences(const tandem::DeviceSequences& all);  // their addresses
+void check_sequences(const tandem::DeviceSequences& all);  // checks their addresses
 
-// The sequences, as they are now; each has been checked. Rows of a call: n_rows, -1 where it does not say.
+// Returns the descriptors as they are now, after a check of each. n_rows: rows of the call; -1: the call does not say.
 const tandem::DeviceSequence* read_sequences(const tandem::DeviceSequences& all, int64_t n_rows);
 void check_table(const tandem::DeviceSequences& all, const tandem::DeviceSequence& sequence, int32_t page_len);
 
-// The address, which a device can use.
+// Returns `data` after a check that a device can use the address.
 template <typename T>
 T* on_device(T* data, int64_t bytes, const char* otherwise) {
   require(is_device_memory(data, bytes), otherwise);
@@ -75,7 +75,7 @@ inline std::byte* row_at(const tandem::DeviceRows& rows, int64_t token, int64_t 
   return on_device(static_cast<std::byte*>(rows.data) + element * size, dim * size, otherwise);
 }
 
-// A sequence's keys in the window.
+// The rows of a sequence's keys in the window.
 struct WindowRows {
   const tandem::Layer& layer;
   const tandem::DevicePages& pages;
@@ -92,14 +92,14 @@ struct WindowRows {
   float* maw(int32_t head, int64_t token) const;
 };
 
-// Where the granules of a key list go, and where pages are.
+// Where the granules of a key list go, and where its pages are.
 struct GranulePlace {
   const int64_t* table;
   int32_t table_len, page_len;
-  int32_t n_granules;  // of the list, that there is room for
+  int32_t n_granules;  // room of the list
   tandem::KeyGranule* granules;
 };
-// Adds granules to a list, which has none yet. tokens: ascending.
+// Adds granules to a list that has none yet. tokens: ascending.
 void write_granules(const GranulePlace& to, const std::vector<int64_t>& tokens, tandem::DeviceKeys* keys);
 
 }  // namespace stand_in

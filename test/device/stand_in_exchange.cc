@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
-// append() and merge(): rows into the window, and the hand-over with the host. Slots are filled with NaN before they are
-// written, so that a host that reads what it was not given, and a merge of states that the host has not left, shows.
+// append() and merge(): rows into the window, and the handshake with the host. Slots are filled with NaN before they are
+// written. So a host that reads bytes it was not given becomes visible, as does a merge of states that the host has not
+// left.
 #include "device/stand_in_exchange.h"
 
 #include <cmath>
@@ -14,7 +15,7 @@
 namespace stand_in {
 using namespace tandem;
 
-// ---- what calls have in common -----------------------------------------------------------------------------------------
+// ---- shared by the calls -----------------------------------------------------------------------------------------------
 
 void check_parts(const std::vector<Part>& parts, int64_t slot_bytes) {
   for (size_t i = 0; i < parts.size(); ++i) {
@@ -46,7 +47,7 @@ std::vector<Part> row_parts(const Layer& layer, const DeviceExchange& exchange, 
   return parts;
 }
 
-// Of a single slot none is ever free.
+// With a single slot, no slot would ever become free.
 void check_exchange(const DeviceExchange& exchange) {
   require(exchange.n_slots >= 2, "there are fewer than two slots");
   require(exchange.slot_bytes >= static_cast<int64_t>(sizeof(SlotHeader)), "a slot has no room for its header");
@@ -71,7 +72,7 @@ int64_t position_of(const DeviceAppend& call, const DeviceSequence& sequence, in
   return *on_device(call.positions + sequence.first_row + t, 4, "positions are no device memory");
 }
 
-// Whether the host has a part of these or not, they are rotated where the library does that.
+// Writes the queries to the slot, rotated if the library rotates them, whether or not the host has a part.
 void hand_over_queries(const DeviceAppend& call, const DeviceSequence& sequence, std::byte* slot) {
   const Layer& layer = *call.layer;
   std::vector<double> q(static_cast<size_t>(layer.k_head_dim));
@@ -95,7 +96,7 @@ void hand_over_queries(const DeviceAppend& call, const DeviceSequence& sequence,
   }
 }
 
-// One token's row of K or V in one KV head: to the slot, and to the window where the token is resident.
+// One token's row of K or V in one KV head. It goes to the slot, and to the window if the token is resident.
 struct NewRow {
   const DeviceAppend& call;
   const DeviceSequence& sequence;
@@ -176,7 +177,7 @@ struct State {
   std::vector<double> o;
   double lse = -INFINITY;
 
-  // Empty states weigh nothing, whatever their o is. Null: 0.
+  // Adds a state. An empty state has no weight, whatever its o is. other_o null: zeros.
   void add(const float* other_o, double other_lse) {
     if (other_lse == -INFINITY) return;
     const double m = std::max(lse, other_lse), mine = lse == -INFINITY ? 0.0 : std::exp(lse - m);
@@ -187,7 +188,7 @@ struct State {
   }
 };
 
-// slot_row: of the host's state, null where there is none.
+// slot_row: row of the host's state in the slot. slot null: the host has no state.
 void merge_row(const DeviceMerge& call, int64_t token, int32_t head, std::byte* slot, int64_t slot_row, bool wants_lse) {
   const Layer& layer = *call.layer;
   const int64_t row = token * layer.n_q_heads + head;
@@ -248,7 +249,7 @@ bool perform(const DeviceAccumulate& call) {
   return true;
 }
 
-// Of an append that takes no ticket.
+// Checks the buffer of an append that takes no ticket.
 static void check_buffer(const DeviceAppend& call) {
   const DeviceExchange& to = call.exchange;
   const PlaneBytes bytes = plane_bytes(*call.layer);
@@ -334,7 +335,7 @@ void check(const DeviceMerge& call) {
   check_exchange(call.exchange);
   require(call.n_tokens >= 0, "a negative number of tokens");
   require(call.is_observed == 0 || call.is_observed == 1, "is_observed is not 0 or 1");
-  if (call.n_tokens <= call.exchange.n_rows)  // else no sequence has a host part
+  if (call.n_tokens <= call.exchange.n_rows)  // otherwise no sequence has a host part
     check_parts(state_parts(*call.layer, call.exchange, call.n_tokens), call.exchange.slot_bytes);
   const int64_t n_rows = int64_t{call.n_tokens} * call.layer->n_q_heads;
   on_device(call.o, n_rows * call.layer->v_head_dim * 4, "the window's o is no device memory");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The exchange as append(), merge() and observe() use it: tickets, slots, and what waits for the host.
+// The exchange as append(), merge() and observe() use it: tickets, slots, and the wait for the host.
 #pragma once
 
 #include <atomic>
@@ -16,21 +16,21 @@ struct Part {
   int64_t begin, bytes;
 };
 
-// They begin after the header and do not overlap.
+// Checks that parts begin after the header and do not overlap.
 void check_parts(const std::vector<Part>& parts, int64_t slot_bytes);
 void check_exchange(const tandem::DeviceExchange& exchange);
-// Of states, and of MAW where there is room for any.
+// Returns the parts of states, and of MAW if the slot has room for any.
 std::vector<Part> state_parts(const tandem::Layer& layer, const tandem::DeviceExchange& exchange, int64_t n_tokens);
-// Of the queries and, where the call has any, of new rows.
+// Returns the parts of queries and, if the call has any, of new rows.
 std::vector<Part> row_parts(const tandem::Layer& layer, const tandem::DeviceExchange& exchange, int64_t n_tokens,
                             bool has_rows);
 
-// The first row of q, o and lse of a sequence and KV head in a slot.
+// Returns the row in a slot where q, o and lse of a sequence and KV head begin.
 inline int64_t first_slot_row(const tandem::Layer& layer, const tandem::DeviceSequence& sequence, int32_t kv_head) {
   return int64_t{sequence.first_row} * layer.n_q_heads + int64_t{kv_head} * sequence.q_len * layer.group_size;
 }
 
-// One exchange as an operation of a stream sees it. state[0] is the next ticket.
+// The exchange as an operation of a stream sees it. state[0] is the next ticket.
 class Exchange {
  public:
   explicit Exchange(const tandem::DeviceExchange& exchange) : exchange_(exchange) {}
@@ -53,7 +53,8 @@ class Exchange {
   }
   bool is_faulty() const { return std::atomic_ref(exchange_.flags->fault).load(std::memory_order_relaxed) != 0; }
 
-  // Until the host has answered so many. False: it has not in time, here or before, or the device is lost.
+  // Waits until the host has answered n_answered tickets. False: the host was too late, now or before, or the device is
+  // lost.
   bool wait_for(int64_t n_answered, uint32_t fault) const {
     using Clock = std::chrono::steady_clock;
     const std::atomic_ref answered(exchange_.flags->answered);

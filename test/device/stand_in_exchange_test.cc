@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// append() and merge() of the stand-in, byte by byte and row by row, and what they refuse.
+// append() and merge() of the stand-in, byte by byte and row by row, and their refusals.
 #include <algorithm>
 #include <cmath>
 
@@ -11,7 +11,7 @@ namespace {
 
 using namespace stand_in;
 
-// Every byte of the pool and of the slot after one append(), those in between included.
+// Checks every byte of the pool and of the slot after one append(), also the bytes between rows.
 class AppendedBytes : public ExchangeProblem {
  public:
   explicit AppendedBytes(const ExchangeCase& of) : ExchangeProblem(of, kSpans, 26, 3) {}
@@ -78,7 +78,7 @@ class AppendedBytes : public ExchangeProblem {
     }
   }
 
-  // A first token; over the end of a page and of the ring; tokens that leave the window before they are in; none.
+  // A first token; tokens past the end of a page and of the ring; tokens that leave the window at once; no tokens.
   inline static const std::vector<Span> kSpans = {{0, 1, 1}, {200, 260, 10}, {30, 40, 15}, {5, 9, 0}};
   std::vector<std::byte> pool_image_, slot_image_;
   int64_t placed_ = 0;
@@ -92,8 +92,8 @@ void appends_bytes(void**) {
   AppendedBytes({.name = "queries alone", .tensor_type = TANDEM_F16}).check(false);
 }
 
-// States of every kind: nothing on one side or both, whose o may be anything; far apart; lse near 0. Where observe()
-// follows, merged lse take the place of the window's and, of every second sequence with a host part, of the host's.
+// States of every kind: empty on one side or both, with any o; far apart; lse near 0. If observe() follows, merged lse
+// replace the window's. For every second sequence with a host part they replace the host's, too.
 class MergedStates : public ExchangeProblem {
  public:
   explicit MergedStates(const ExchangeCase& of) : ExchangeProblem(of, kSpans, kTokens, 5) {}
@@ -179,7 +179,7 @@ class MergedStates : public ExchangeProblem {
       fail_msg("%s: token %lld, head %d: lse %.9g for %.9g", of_.name, static_cast<long long>(token), head, is, wanted);
   }
 
-  // Rows that no sequence has, and what lies between.
+  // Checks rows of no sequence and the bytes between rows.
   void check_rest() {
     const auto* out = static_cast<const std::byte*>(merge.o_out.data);
     const auto is_untouched = [](const std::byte* from, const std::byte* to) {
@@ -192,7 +192,7 @@ class MergedStates : public ExchangeProblem {
     assert_true(is_untouched(out_row(out, kTokens - 1, 0), out + out_bytes()));
   }
 
-  std::vector<float> lse_, host_lse_;  // before, and what they should be after
+  std::vector<float> lse_, host_lse_;  // as given, and as they should be afterwards
 
   static constexpr int32_t kTokens = 41;  // one more than the sequences have
   inline static const std::vector<Span> kSpans = {{7, 90, 20}, {0, 30, 5}, {3, 3, 0}, {70, 90, 15}};
@@ -209,7 +209,7 @@ void merges_states(void**) {
 
 const std::vector<Span> kAsking = {{7, 90, 3}};
 
-// The host does not answer: the device stops waiting, says which wait it was, and does nothing from then on.
+// The host does not answer. The device stops waiting, reports which wait it was, and does nothing from then on.
 void gives_up(void**) {
   for (const uint32_t fault : {kFaultSlot, kFaultAnswer}) {
     ExchangeProblem problem({.name = "two slots"}, kAsking, 3, 9);
@@ -236,7 +236,7 @@ void gives_up(void**) {
   }
 }
 
-// What is spoilt in a call.
+// A fault that a test puts into a call.
 struct Spoilt {
   ExchangeProblem& problem;
   DeviceSequences& sequences;
@@ -271,7 +271,7 @@ void check_bad(const Bad& bad, bool in_append) {
   }
 }
 
-// As in stand_in_test.cc: at once, or when the device gets there.
+// As in stand_in_test.cc, faults are found at once, or when the device gets there.
 void checks_calls(void**) {
   static float of_host[64];
   const Bad kBad[] = {

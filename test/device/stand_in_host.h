@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// A program that uses the stand-in: owns a device and its memory, and has found nothing wrong when it ends.
+// A program that uses the stand-in. It owns a device and its memory, and asserts at its end that the stand-in found no
+// fault.
 #pragma once
 
 #include <dlfcn.h>
@@ -45,7 +46,7 @@ class Host {
     blocks_.push_back(data);
     return static_cast<std::byte*>(data);
   }
-  // The values in device memory.
+  // Copies the values to new device memory.
   template <typename T>
   T* upload(const std::vector<T>& values) {
     const auto bytes = static_cast<int64_t>(values.size() * sizeof(T));
@@ -65,12 +66,12 @@ class Host {
   void expect_ok(int32_t status) const {
     if (status != TANDEM_OK) fail_msg("%d: %s", status, error.message);
   }
-  // The status, and a message that has the text.
+  // Asserts the status, and that the message contains the text.
   void expect_refused(int32_t status, int32_t wanted, const char* text) const {
     if (status != wanted || error.code != wanted || std::strstr(error.message, text) == nullptr)
       fail_msg("%d: \"%s\" instead of %d: \"%s\"", status, error.message, wanted, text);
   }
-  // The stream ends with a fault of this text, which is forgotten.
+  // Asserts that the stream ends with a fault of this text, and clears the fault.
   void expect_fault(const char* text, void* stream = nullptr) {
     expect_refused(wait(stream), TANDEM_ERROR_INTERNAL, text);
     assert_string_equal(controls.fault(), error.message);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Device and host together: sequences grow step by step, the stream is steps ahead of the host, slots go round, and what
-// comes out is attention over all keys in double precision. Eagerly, and from one graph that is replayed while descriptors
-// and tensors change.
+// Device and host together. Sequences grow step by step, the stream is steps ahead of the host, and the slots are reused in
+// turn. Outputs must be attention over all keys in double precision. The steps run eagerly, and from one graph that is
+// replayed while descriptors and tensors change.
 #include <algorithm>
 #include <cmath>
 #include <numeric>
@@ -18,7 +18,8 @@ using namespace stand_in;
 constexpr int32_t kSteps = 12;
 constexpr int32_t kTokens = 240;  // of the longest step
 
-// Of all sequences in a step. The first is a prefill, whose oldest tokens may never see the window; then a few at a time.
+// Returns the spans of all sequences in each step. The first step is a prefill, whose oldest tokens may never be in the
+// window. Later steps have a few tokens each.
 std::vector<std::vector<Span>> plan_steps(int64_t window_len, uint64_t seed) {
   reference::Random random(seed);
   std::vector<int64_t> ends(3, 0);
@@ -71,7 +72,7 @@ class Loop : public ExchangeProblem {
     std::vector<double> q, k, v;  // [n_tokens of the step, n_heads, dim]
   };
   struct Stored {
-    std::vector<float> k, v;  // [kv_len, n_kv_heads, dim], as the host has taken them
+    std::vector<float> k, v;  // [kv_len, n_kv_heads, dim], as the host has stored them
   };
   enum Attends { kHostPart, kAll };
 
@@ -99,7 +100,7 @@ class Loop : public ExchangeProblem {
     return host.controls.end_capture(stream_);
   }
 
-  // Nothing here waits for the stream.
+  // Enqueues a step and never waits for the stream.
   void run_step(size_t step, void* graph) {
     const std::vector<DeviceSequence> sequences = describe(steps_[step]);
     const auto bytes = static_cast<int64_t>(sequences.size() * sizeof sequences[0]);
@@ -118,8 +119,8 @@ class Loop : public ExchangeProblem {
         host.table.copy(host.self, lse_results_ + at * lse_floats(), merge.lse_out, lse_floats() * 4, stream_, &host.error));
   }
 
-  // The host's side of a ticket: the new rows into its store, then the states of what the window has not. No assertions:
-  // they jump, and this is another thread.
+  // The host's side of a ticket: takes the new rows into its store, then writes states of the keys outside the window. Makes
+  // no assertions, because they jump and this is another thread.
   void answer(uint64_t ticket) {
     hand_over.await(ticket + 1);
     if (ticket % 3 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(3));
@@ -148,7 +149,7 @@ class Loop : public ExchangeProblem {
     }
   }
 
-  // What the queries of a sequence see of its first n_keys keys.
+  // Attends the keys that a sequence's queries see among its first n_keys keys.
   reference::Truth attend_keys(const float* q, const Stored& keys, const Span& span, Attends what) {
     const reference::RefLayer layer = reference_of(of_, what == kAll ? sinks_ : std::vector<float>());
     std::vector<int64_t> positions(static_cast<size_t>(span.end));
@@ -176,7 +177,7 @@ class Loop : public ExchangeProblem {
 
   void leave_states(uint64_t ticket, size_t idx, const DeviceSequence& sequence) {
     const int64_t first = int64_t{sequence.first_row} * of_.n_q_heads, q_len = sequence.q_len, group = layer_.group_size;
-    // From [n_kv_heads][q_len][group_size] to [q_len][n_q_heads], and back.
+    // Converts between [n_kv_heads][q_len][group_size] and [q_len][n_q_heads].
     const auto slot_row = [&](int64_t t, int64_t head) { return first + (head / group * q_len + t) * group + head % group; };
     std::vector<float> q;
     for (int64_t t = 0; t < q_len; ++t)
@@ -225,7 +226,8 @@ class Loop : public ExchangeProblem {
   }
 
   const std::vector<std::vector<Span>> steps_;
-  const bool asks_host_;  // in every step, so that the device waits for it; else it runs ahead as far as slots go
+  const bool
+      asks_host_;  // true: the device waits for the host in every step; false: it runs ahead as far as the slots allow
   std::vector<Inputs> inputs_;
   std::vector<Stored> stored_;
   std::byte* results_ = nullptr;

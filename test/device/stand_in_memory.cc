@@ -13,7 +13,7 @@ namespace stand_in {
 namespace {
 
 constexpr int64_t kAlignment = 256, kSharedAlignment = 256;
-// ThreadSanitizer knows memory by its address: under it both sides have one, and it sees what passes between them.
+// ThreadSanitizer knows memory by its address. With it both sides use one address, so that it sees what passes between them.
 #ifdef __SANITIZE_THREAD__
 constexpr bool kMapsTwice = false;
 #else
@@ -23,7 +23,7 @@ constexpr bool kMapsTwice = true;
 struct Block {
   int64_t bytes = 0;
   bool is_device = false;
-  void* twin = nullptr;  // of memory that is shared: its address on the other side
+  void* twin = nullptr;  // of shared memory: its address on the other side
 };
 
 struct Blocks {
@@ -41,7 +41,7 @@ struct Blocks {
 };
 
 Blocks& blocks() {
-  // Never destroyed, as a driver is not: sessions that were released may be going while the program ends.
+  // Never destroyed, as in a driver: released sessions may still end while the program ends.
   static Blocks& all = *new Blocks;
   return all;
 }

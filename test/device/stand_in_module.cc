@@ -22,7 +22,7 @@ namespace {
 using namespace tandem;
 using namespace stand_in;
 
-constexpr std::string_view kFault = STAND_IN_FAULT;  // "": none
+constexpr std::string_view kFault = STAND_IN_FAULT;  // the module's fault; "": none
 
 struct Self {
   int32_t device_idx;
@@ -37,11 +37,11 @@ int32_t refuse(DeviceError* error, const Failure& failure) {
   return failure.code;
 }
 
-// The call that a test wants to fail.
+// The call that a test makes fail.
 struct Injected {
   std::mutex mutex;
   Call call = kAnyCall;
-  int64_t n_left = 0;  // 0: none
+  int64_t n_left = 0;  // calls until the failure; 0: none
   int32_t status = TANDEM_OK;
 } injected;
 
@@ -61,7 +61,7 @@ void check_injected(Call call) {
 std::atomic<bool> obeys_memlock{false}, takes_long_lists{false};
 std::atomic<int64_t> pin_delay_ns{0};
 
-// The end of the process, where a test wants the device to end with it.
+// The end of the process, for tests in which the device ends with it.
 constinit std::atomic<bool> is_gone{false};
 constinit std::atomic<int64_t> n_inside{0};  // calls that have not returned
 
@@ -89,7 +89,7 @@ void end_with_process() {
   });
 }
 
-// What a function of the table does, with what it throws as its error.
+// Runs the body of a function of the table and converts what it throws to the function's error.
 template <typename Body>
 int32_t guarded(Call call, DeviceError* error, const Body& body) {
   const Inside inside;
@@ -159,7 +159,7 @@ int32_t allocate(void*, int64_t bytes, void** data, DeviceError* error) {
   });
 }
 
-// Waits for everything that was asked for.
+// Waits for all queued operations, then releases the memory.
 void give_back(void* data, bool (*give)(void*), std::atomic<int64_t>* count) {
   if (data == nullptr) return;
   const Inside inside;
@@ -189,7 +189,7 @@ void wait_for(Stream& stream) {
   require(*fault() == '\0', fault());
 }
 
-// From memory that the device knows nothing of at once, to such memory before the call returns.
+// Memory that the device does not know is read at once, and is written before the call returns.
 int32_t copy(void*, void* to, const void* from, int64_t bytes, void* handle, DeviceError* error) {
   return guarded(kCopy, error, [&] {
     const std::shared_ptr<Stream> stream = find_stream(handle);
@@ -226,7 +226,7 @@ int32_t fill(void*, void* data, int32_t byte, int64_t bytes, void* handle, Devic
     check_not_capturing(*stream);
     require(bytes >= 0 && is_known_memory(data, bytes), "what is filled is no device memory");
     stream->submit([=] {
-      if (bytes == 1) return std::atomic_ref(*static_cast<uint8_t*>(data)).store(static_cast<uint8_t>(byte));  // of a flag
+      if (bytes == 1) return std::atomic_ref(*static_cast<uint8_t*>(data)).store(static_cast<uint8_t>(byte));  // a flag
       std::memset(data, byte, static_cast<size_t>(bytes));
     });
   });
@@ -242,7 +242,7 @@ int32_t wait(void*, void* handle, DeviceError* error) {
 }
 
 int32_t check_open_device(void*, DeviceError* error) {
-  return guarded(kCheck, error, [] { require(*fault() == '\0', fault()); });  // what waits for the device is told
+  return guarded(kCheck, error, [] { require(*fault() == '\0', fault()); });  // calls that check the device get its fault
 }
 
 int32_t capturing(void*, void* handle, int32_t* is_capturing, DeviceError* error) {
@@ -260,7 +260,7 @@ int32_t rows_of_lists(void*, const Layer*, const DeviceRows* q) {
   return is_known ? stand_in::most_list_rows() : 0;
 }
 
-// The operation has copies of the call and of its layer: both may be gone when it runs.
+// The operation copies the call and its layer, because both may be gone when it runs.
 template <typename DeviceCall>
 int32_t submit(Call name, const DeviceCall* call, std::atomic<int64_t>* count, void* handle, DeviceError* error) {
   return guarded(name, error, [&] {
@@ -365,7 +365,7 @@ int32_t wait_event(void*, void* event, void* stream, DeviceError* error) {
   return guarded(kWaitEvent, error, [&] { find_event(event)->wait_in(*find_stream(stream)); });
 }
 
-// Rows of pinned memory are read when the stream gets there, others at once.
+// Rows of pinned memory are read when the stream gets there, other rows at once.
 int32_t copy_strided(void*, const StridedCopy* copy, void* handle, DeviceError* error) {
   return guarded(kCopyStrided, error, [&] {
     const StridedCopy& c = *copy;
@@ -380,7 +380,7 @@ int32_t copy_strided(void*, const StridedCopy* copy, void* handle, DeviceError* 
     const auto* first = static_cast<const std::byte*>(c.from);
     require(is_pinned || (!is_known_memory(first, 1) && !is_known_memory(first + from_bytes - 1, 1)),
             "a copy of rows that two allocations have, or that are pinned in part");
-    std::vector<std::byte> staged;  // the rows alone: who writes between them is not in the way
+    std::vector<std::byte> staged;  // only the rows, so writes between them do no harm
     for (int64_t i = 0; i < c.n_rows && !is_pinned; ++i)
       staged.insert(staged.end(), first + i * c.from_stride, first + i * c.from_stride + c.row_bytes);
     find_stream(handle)->submit([c, first, is_pinned, staged = std::move(staged)] {
@@ -504,7 +504,7 @@ void reset() {
   reset_device();
 }
 
-// Of a stream; false, too, where there is no such stream.
+// Runs the body on a stream. False also if the stream does not exist.
 template <typename Body>
 bool control(void* handle, const Body& body) {
   try {

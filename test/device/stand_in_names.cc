@@ -18,7 +18,7 @@ struct Row {
   bool names(int64_t token) const {
     return std::find(idx, idx + n_idx, static_cast<int32_t>(token >> unit_shift)) != idx + n_idx;
   }
-  // Its first place that is wrong, or -1.
+  // Returns the first wrong place of the row, or -1.
   int32_t first_wrong(int64_t own) const {
     for (int32_t i = 0; i < n_idx; ++i) {
       if (idx[i] == -1) continue;
@@ -44,7 +44,7 @@ void report(const DeviceNamedKeys& call, const DeviceSequence& query, const Row&
   n_told.store(n + 1, std::memory_order_release);
 }
 
-// The tokens of the list, in their order, and where its range begins.
+// Returns the tokens of the list in their order, and the begin of its range.
 std::vector<int64_t> find_tokens(const DeviceNamedKeys& call, const DeviceSequence& query, const Row& row,
                                  int64_t* range_begin) {
   int64_t newest = query.end + query.n_after - 1;

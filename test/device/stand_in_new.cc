@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
-// A device's memory is not its program's: a program that replaces operator new and lets it fail (test/failing_new.h) finds
-// none of what stands for the device among its allocations. stand_in.map keeps these names inside the module.
+// Allocation functions of the stand-in alone. A device's memory is not its program's: a program that replaces operator new
+// and lets it fail (test/failing_new.h) must not meet the stand-in's allocations. stand_in.map keeps these names inside the
+// module.
 #include <cstdlib>
 #include <new>
 
@@ -9,7 +10,7 @@ void* operator new(size_t n) {
   if (data == nullptr) throw std::bad_alloc();
   return data;
 }
-// std::stable_sort takes its memory by this one, and gives it back by the next.
+// std::stable_sort allocates with this function and frees with the next one.
 void* operator new(size_t n, const std::nothrow_t&) noexcept { return std::malloc(n == 0 ? 1 : n); }
 void operator delete(void* p) noexcept { std::free(p); }
 void operator delete(void* p, size_t) noexcept { std::free(p); }

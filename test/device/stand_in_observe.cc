@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// observe(): moving averages of attention weights as the table's comments say it, one token and query head at a time, in
-// double precision from what is stored to what is stored.
+// observe(): moving averages of attention weights as the comments of the device's table say, one token and query head at a
+// time. The arithmetic between stored numbers is in double precision.
 #include <cmath>
 #include <utility>
 #include <vector>
@@ -13,7 +13,7 @@ namespace {
 
 using namespace tandem;
 
-// One query that counts: what it is multiplied with, and how much of its weights is left at the end of the call.
+// One query that counts: its numbers, and the share of its weights that is left at the end of the call.
 struct Counted {
   std::vector<double> q;
   double lse, share;
@@ -67,7 +67,7 @@ void observe_head(const DeviceObserve& call, const DeviceSequence& sequence, int
   }
 }
 
-// Columns of the slot's rows that sequences are given: in them, and each for one.
+// Checks that each sequence's columns lie in the slot's rows and belong to no other sequence.
 void check_evicted(const DeviceObserve& call, const DeviceSequence* sequences) {
   std::vector<std::pair<int64_t, int64_t>> taken;
   for (int32_t i = 0; i < call.sequences.n_sequences; ++i) {

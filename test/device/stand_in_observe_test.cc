@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// observe() of the stand-in: each rule on numbers that are worked out by hand, what it refuses, and its place in the
-// hand-over. Any windows against double precision: test/cuda/observe_test.cc, which takes the stand-in as well.
+// observe() of the stand-in: each rule on numbers that are worked out by hand, its refusals, and its place in the handshake.
+// test/cuda/observe_test.cc compares arbitrary windows with double precision, on the stand-in as well.
 #include <cmath>
 #include <limits>
 #include <string>
@@ -32,8 +32,8 @@ Layer small_layer(int32_t n_q_heads, int32_t n_kv_heads) {
   return layer;
 }
 
-// Logits are the product of a key's and a query's number: a key of log(w) weighs w for a query of 1 with lse = 0. Averages
-// are 0.8 and queries 1 unless a test says so; two pages a sequence, backwards.
+// A logit is the product of a key's and a query's number. So a key of log(w) has weight w for a query of 1 with lse = 0.
+// Averages are 0.8 and queries are 1 unless a test sets them. Each sequence has two pages, in reverse order.
 class Small {
  public:
   explicit Small(const std::vector<Sequence>& spans, int32_t n_q_heads = 1, int32_t n_kv_heads = 1)
@@ -149,7 +149,7 @@ class Small {
   std::vector<DeviceSequence> descriptors_;
 };
 
-// 0.5 old + 0.5 w; what has just come has no old.
+// The new average is 0.5 old + 0.5 w. A new token has no old average.
 void counts_a_query(void**) {
   Small small({{0, 3, 1}});
   small.weights({0.5, 0.25, 0.125});
@@ -167,8 +167,8 @@ void counts_a_query(void**) {
   small.expect(2, 0.09375);
 }
 
-// The second query is 2 with lse = log 0.5: keys of 0.5, 0.25, 0.5 weigh 0.5, 0.125, 0.5 for it, and the first does not see
-// the last.
+// The second query is 2 with lse = log 0.5. Keys of 0.5, 0.25 and 0.5 have weights 0.5, 0.125 and 0.5 for it. The first
+// query does not see the last key.
 void counts_queries_in_their_order(void**) {
   for (const int32_t n_counted : {2, 1}) {
     Small small({{0, 3, 2}});
@@ -192,7 +192,7 @@ void alpha_may_be_one(void**) {
   small.expect(1, 0.25);
 }
 
-// Nothing was attended, or nothing that makes sense: old averages fade, nothing is added.
+// The query attended nothing, or its lse is no usable number: old averages fade and nothing is added.
 void lse_that_are_not_finite_count_nothing(void**) {
   for (const float lse : {-kInfinite, kInfinite, kNone}) {
     Small small({{0, 2, 1}});
@@ -217,7 +217,7 @@ void caps_and_scales_logits(void**) {
   }
 }
 
-// Heads of a group share their key, and each has its queries' lse and its averages.
+// Heads of a group share their key. Each has lse of its own queries and averages of its own.
 void heads_are_apart(void**) {
   Small small({{0, 1, 1}}, 4, 2);
   small.call.has_appended = 0;
@@ -234,7 +234,8 @@ void heads_are_apart(void**) {
   small.expect(0, 0.15 + 0.25, 3);
 }
 
-// Over the end of a page, of two sequences, the second without a query; the rest of the slot's rows stays as it was.
+// Two sequences, the second without a query, hand over averages across the end of a page. The rest of the slot's rows stays
+// as it was.
 void hands_over_what_leaves(void**) {
   Small small({{62, 67, 1, 3}, {130, 140, 0, 2}}, 2, 1);
   small.key(64, static_cast<float>(std::log(0.5)));
@@ -261,7 +262,7 @@ void nothing_resident_is_observed_too(void**) {
   assert_int_equal(small.observed(), 1);
 }
 
-// Late, in its turn, from a graph, with what descriptors say then.
+// Late, in stream order, and from a graph, with the descriptors of that moment.
 void streams_and_graphs(void**) {
   Small small({{0, 2, 1, 1}});
   Host& host = small.host;
@@ -292,7 +293,7 @@ void streams_and_graphs(void**) {
   host.controls.destroy_stream(stream);
 }
 
-// With two slots, the second append waits for the first answer: until then the host may look at what was observed.
+// With two slots, the second append waits for the first answer. Until then the host may read the observed averages.
 void a_slot_is_free_one_ticket_later(void**) {
   Small small({{0, 2, 1}});
   Host& host = small.host;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// index_patterns() and list_patterns(): the plain choice (device/plain_patterns.h) on what device memory holds.
+// index_patterns() and list_patterns(): the plain choice (device/plain_patterns.h) over the contents of device memory.
 #include <algorithm>
 #include <vector>
 
@@ -87,7 +87,7 @@ void check_sequence(const DevicePatterns& call, const DeviceSequence& sequence) 
           "a sequence is longer than the call says");
 }
 
-// visit(number of the sequence, sequence, its keys) for each sequence that has queries.
+// Calls visit(index of the sequence, sequence, its keys) for each sequence that has queries.
 template <typename Visit>
 void for_sequences(const DevicePatterns& call, Visit visit) {
   const DeviceSequence* sequences = read_sequences(call.sequences, -1);
@@ -107,7 +107,7 @@ struct HeadLists {
   void write(const PlainPattern& pattern, const ChosenKeys& chosen, int64_t block) const;
 };
 
-// The key lists of a block: one for each part of its queries.
+// Writes the key lists of a block: one for each part of its queries.
 void HeadLists::write(const PlainPattern& pattern, const ChosenKeys& chosen, int64_t block) const {
   const int64_t n_queries = std::min(kPatternBlock, pattern.q_len - block * kPatternBlock);
   const int64_t parts = (kPatternBlock + call.list_queries - 1) / call.list_queries;
@@ -128,7 +128,7 @@ void HeadLists::write(const PlainPattern& pattern, const ChosenKeys& chosen, int
 
 }  // namespace
 
-// So much that a session which has reserved too little is found out.
+// Returns so many bytes that a session which reserves too little is found out.
 int64_t pattern_bytes(const DevicePatterns& call) { return call.sequences.max_keys * call.layer->n_q_heads; }
 
 void check(const DevicePatterns& call) {

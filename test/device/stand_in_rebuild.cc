@@ -14,12 +14,12 @@ namespace {
 
 constexpr char kNoVector[] = "a vector of a projection is no device memory";
 
-// Element i of a vector in device memory, `otherwise` where there is none.
+// Returns element i of a vector in device memory, or `otherwise` if the vector is null.
 double at(const float* vector, int64_t i, double otherwise) {
   return vector == nullptr ? otherwise : static_cast<double>(vector[i]);
 }
 
-// A row as the products take it: normalised in double precision, rounded to the weights' type.
+// Returns a row as input of the products: normalised in double precision and rounded to the weights' type.
 std::vector<double> products_row(const DeviceRebuild& call, int64_t row) {
   const Projection& projection = *call.layer->projection;
   const auto dim = static_cast<size_t>(projection.hidden_dim);
@@ -38,7 +38,7 @@ std::vector<double> products_row(const DeviceRebuild& call, int64_t row) {
   return x;
 }
 
-// Weights as [n_in, n_out], whatever their order.
+// Returns the weights as [n_in, n_out], whatever their order in memory.
 std::vector<double> weights(const Projection& projection, const void* from, int64_t n_out) {
   const int64_t n_in = projection.hidden_dim;
   std::vector<double> given(static_cast<size_t>(n_in * n_out)), made(given.size());
@@ -101,7 +101,7 @@ void check_vector(const float* vector, int64_t n) {
 int64_t rebuild_work_bytes(const Layer& layer, int64_t n_rows) { return 256 + 2 * n_rows * layer.hidden_dim(); }
 
 void check_rebuilt(const Layer& layer) {
-  Layer types = layer;  // rows of K and of V are made one by one: any two dims will do
+  Layer types = layer;  // rows of K and of V are made separately, so any two dims work
   types.v_head_dim = types.k_head_dim;
   check_layer(types);
   require(layer.projection != nullptr && layer.x_type != 0 && layer.rope == nullptr,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Rotation of rows: by a table of angles in device memory, in double precision, and by a Walsh-Hadamard matrix, bit for bit
-// as the host does it.
+// as on the host.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// bound_chunks() and search(): the plain search (device/plain_search.h) on what device memory holds.
+// bound_chunks() and search(): the plain search (device/plain_search.h) over the contents of device memory.
 #include <algorithm>
 #include <limits>
 #include <vector>
@@ -49,7 +49,7 @@ struct SearchedRows {
   void bound(const DeviceBounds& of, int64_t chunk) const;
 };
 
-// The nearest bf16 that is not above x.
+// Returns the nearest bf16 number that is not above x.
 double bf16_below(double x) {
   const double nearest = reference::round_to(TANDEM_BF16, x);
   if (!(nearest > x)) return nearest;
@@ -60,7 +60,7 @@ double bf16_below(double x) {
   return reference::load(TANDEM_BF16, &code);
 }
 
-// Writes the rows of a chunk in all KV heads.
+// Writes the bounds of a chunk in all KV heads.
 void SearchedRows::bound(const DeviceBounds& of, int64_t chunk) const {
   const auto n = static_cast<size_t>(dim());
   for (int32_t head = 0; head < window.layer.n_kv_heads; ++head) {
@@ -115,7 +115,7 @@ void check_block(const DeviceSearch& call, const DeviceSequence& block) {
   check_table(call.sequences, block, call.pages.page_len);
 }
 
-// One list of a stage in the sequence's memory.
+// Returns the address of a stage's list in the sequence's memory.
 std::byte* kept_list(const DeviceSearch& call, const DeviceSequence& block, const DeviceSearchStage& stage, int32_t list) {
   const int64_t bytes = kept_list_bytes(stage.most_kept);
   require(reinterpret_cast<uintptr_t>(block.kept_lists) % 8 == 0 && block.kept_lists != nullptr, "lists are kept nowhere");
@@ -123,7 +123,7 @@ std::byte* kept_list(const DeviceSearch& call, const DeviceSequence& block, cons
   return on_device(block.kept_lists + stage.lists_at + list * bytes, bytes, "kept lists are no device memory");
 }
 
-// Chunks of a list that nobody has made, or that is of another time, may be anything.
+// Loads the lists. The chunks of a list that was never made, or has another mark, may be anything.
 std::vector<PlainList> load_lists(const DeviceSearch& call, const DeviceSequence& block, int32_t list) {
   std::vector<PlainList> lists(static_cast<size_t>(call.n_stages));
   for (size_t i = 0; call.keeps_lists != 0 && i < lists.size(); ++i) {
@@ -175,7 +175,7 @@ PlainSearch plain_search(const DeviceSearch& call, const DeviceSequence& block, 
   return search;
 }
 
-// The key list of a block for attend(), once for each of attend()'s sequences that have it.
+// Writes the key list of a block for attend(), once for each of attend()'s sequences that use it.
 void write_keys(const DeviceSearch& call, const DeviceSequence& block, int32_t list, const PlainSearch& search,
                 const std::vector<PlainList>& lists) {
   const int64_t at = (&block - call.sequences.sequences) * n_lists_of(call) + list;
@@ -191,7 +191,7 @@ void write_keys(const DeviceSearch& call, const DeviceSequence& block, int32_t l
 
 }  // namespace
 
-// So much for each query block that a session which has reserved too little is found out.
+// Returns so many bytes for each query block that a session which reserves too little is found out.
 int64_t search_bytes(const DeviceSearch& call) {
   constexpr int64_t kOfBlock = 64 << 10;
   return kOfBlock * std::max(1, call.sequences.n_sequences);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What the stand-in does with searches beside their results: it replays them in graphs, and finds what a device must not be
-// handed. stand_in_search_test looks at the results.
+// Searches of the stand-in apart from their results: replays in graphs, and faults in the arguments. stand_in_search_test
+// checks the results.
 #include <cstring>
 #include <functional>
 
@@ -56,7 +56,7 @@ void replays_search_what_is_there_then(void**) {
   assert_true(controls.destroy_stream(stream));
 }
 
-// The call, or what it reads in device memory, is changed: it is refused at once or its stream ends with a fault.
+// Changes the call, or data that it reads in device memory. The call is refused at once, or its stream ends with a fault.
 void what_no_device_can_use_is_found(void**) {
   const auto& controls = *stand_in::find_function<stand_in::ControlsFn>(stand_in::kControlsSymbol)();
   const test::OpenDevice device(kModule);

@@ -32,12 +32,12 @@ struct Streams {
 };
 
 Streams& streams() {
-  // Never destroyed, as a driver is not: sessions that were released may be going while the program ends.
+  // Never destroyed, as in a driver: released sessions may still end while the program ends.
   static Streams& all = *new Streams;
   return all;
 }
 
-// In small steps: who waits for a device that is lost does not wait long.
+// Waits in small steps, so a wait for a lost device ends soon.
 void tarry() {
   const auto until = Clock::now() + std::chrono::nanoseconds(device.delay_ns);
   for (auto now = Clock::now(); now < until && !is_lost(); now = Clock::now())
@@ -48,7 +48,8 @@ void tarry() {
 
 void reset_device() {
   device.delay_ns = 0;
-  if (is_lost()) drain_streams();  // else a stream would run what waits for records that another has not run
+  // otherwise a stream would run operations that wait for records which another stream has not run
+  if (is_lost()) drain_streams();
   device.is_lost = false;
   device.fault = "";
 }
@@ -137,14 +138,14 @@ void Stream::run() {
     } catch (const Failure& failure) {
       note_fault(failure.message);
     }
-    operation = nullptr;  // before anyone learns that it is over
+    operation = nullptr;  // destroys it before waiters learn that it has run
     lock.lock();
     ++n_done_;
     changed_.notify_all();
   }
 }
 
-// Records of one event run in the order in which they were asked for, or all but the last do not matter.
+// Records of one event run in the order of the calls, or only the last one matters.
 void Event::record(Stream& stream) {
   const int64_t n = ++n_asked_;
   stream.submit([state = state_, n] {
@@ -213,7 +214,7 @@ void* create_stream() {
 }
 
 bool destroy_stream(void* handle) {
-  std::shared_ptr<Stream> last;  // ends when the lock is gone
+  std::shared_ptr<Stream> last;  // destroyed after the lock is released
   const std::lock_guard lock(streams().mutex);
   auto& created = streams().created;
   const auto is_it = [&](const std::shared_ptr<Stream>& stream) { return stream.get() == handle; };

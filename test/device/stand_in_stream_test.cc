@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Memory and streams of the stand-in: order, late completion, capture, loss of the device, and calls that are made to fail.
-// Where a test has to be sure that a stream has not got somewhere yet, the stream waits for the host's answer.
+// If a test needs a stream that has not passed a point, the stream waits there for the host's answer.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -81,9 +81,9 @@ void moves_memory(void**) {
   host.expect_ok(host.table.copy(host.self, a, text, sizeof text, nullptr, &host.error));
   host.expect_ok(host.table.copy(host.self, b, a, sizeof text, nullptr, &host.error));
   host.expect_ok(host.table.fill(host.self, a, 1, 300, nullptr, &host.error));
-  std::memset(text, 0, sizeof text);  // what the device knows nothing of was read when the call was made
+  std::memset(text, 0, sizeof text);  // memory that the device does not know was read when the call was made
   host.expect_ok(host.table.copy(host.self, text, b, sizeof text, nullptr, &host.error));
-  assert_string_equal(text, "as it was");  // and is written when it returns
+  assert_string_equal(text, "as it was");  // and is written before the call returns
   assert_true(a[299] == std::byte{1});
   void* none = nullptr;
   host.expect_refused(host.table.allocate(host.self, 0, &none, &host.error), TANDEM_ERROR_OUT_OF_MEMORY, "memory");
@@ -107,7 +107,7 @@ void shares_memory(void**) {
   assert_int_equal(bytes[4999], 7);
 #ifndef __SANITIZE_THREAD__
   assert_ptr_not_equal(first, device);
-  // An address of one side is none of the other.
+  // An address of one side is invalid on the other.
   Question question(&host);
   question.append.exchange.flags = question.hand_over.flags;
   host.expect_refused(question.ask(nullptr), TANDEM_ERROR_INTERNAL, "flags are no device memory");
@@ -117,7 +117,7 @@ void shares_memory(void**) {
   assert_true(host.counts.n_shared > n_shared);
 }
 
-// In order, when the stream gets there, and each stream for itself.
+// Operations run in order, when the stream gets there, and each stream by itself.
 void streams_are_queues(void**) {
   Host host;
   Question question(&host);
@@ -142,7 +142,7 @@ void streams_are_queues(void**) {
   host.expect_refused(host.wait(stream), TANDEM_ERROR_INTERNAL, "a stream that is none");
 }
 
-// What waits for a device waits for all of it.
+// A wait for a device waits for all of its work.
 void late_completions(void**) {
   Host host;
   void* stream = host.controls.create_stream();
@@ -156,7 +156,7 @@ void late_completions(void**) {
     for (int i = 0; i < 3; ++i) host.expect_ok(host.table.copy(host.self, data, data + 32, 32, stream, &host.error));
     assert_int_equal(host.counts.n_copied, n);
     assert_false(gate.is_open());
-    return begin;  // and the gate opens
+    return begin;  // the gate opens here
   };
   const auto expect_late = [&](Clock::time_point begin, int64_t n_copied) {
     assert_true(Clock::now() - begin >= std::chrono::milliseconds(60));
@@ -208,7 +208,7 @@ void captures(void**) {
   assert_non_null(graph);
   host.expect_ok(host.wait(stream));
   assert_int_equal(question.hand_over.arrived(), 0);
-  question.forget_calls();  // the graph has copies
+  question.forget_calls();  // the graph has copies of them
   for (uint64_t ticket = 0; ticket < 5; ++ticket) {
     assert_true(host.controls.launch(graph, stream));
     question.answer(ticket, static_cast<float>(ticket));
@@ -228,7 +228,7 @@ void captures(void**) {
   host.expect_fault("was not allocated");
 }
 
-// Of every function that can fail; the others work on.
+// Every function that can fail reports the loss. The others still work.
 void loses_the_device(void**) {
   Host host;
   Question question(&host);
@@ -291,7 +291,7 @@ void fails_calls(void**) {
   host.expect_ok(host.wait());
 }
 
-// The first fault is what every wait() says until it is forgotten.
+// Every wait() reports the first fault until it is cleared.
 void keeps_faults(void**) {
   Host host;
   Question question(&host);

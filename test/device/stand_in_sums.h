@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The innermost loops of attention, where tests of the stand-in spend most of their time. Sanitizers do not look at each of
-// their loads: who calls says how long the rows are.
+// The innermost loops of attention, where tests of the stand-in spend most of their time. They are compiled without
+// sanitizers, so the caller must pass the right length of rows.
 #pragma once
 
 #include <cstddef>

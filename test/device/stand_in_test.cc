@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// The stand-in's attention against double precision: it is what the core's use of devices is later compared with.
+// The stand-in's attention against double precision. Later the core's use of devices is compared with the stand-in.
 //
-// Keys lie in a pool whose pages are shuffled and whose unused slots are NaN; a sequence's page table is a ring, so that
-// tokens far apart share its entries.
+// The pages of the pool are shuffled and unused slots are NaN. A sequence's page table is a ring, so tokens that are far
+// apart share its entries.
 #include <algorithm>
 #include <cstring>
 #include <numeric>
@@ -56,7 +56,7 @@ class Problem {
     finish_call();
   }
 
-  // Every row of o and lse, and what lies between them.
+  // Checks every row of o and lse and the bytes between them.
   void check() {
     const int32_t status = host.table.attend(host.self, &call, nullptr, &host.error);
     if (status != TANDEM_OK || host.wait() != TANDEM_OK) fail_msg("%s: %s", case_.name, host.error.message);
@@ -64,7 +64,7 @@ class Problem {
     check_between();
   }
 
-  KeyTile& tile() { return const_cast<KeyTile&>(*call.tiles.keys); }  // the first
+  KeyTile& tile() { return const_cast<KeyTile&>(*call.tiles.keys); }  // the first tile
 
   Host host;
   DeviceAttend call;
@@ -98,7 +98,8 @@ class Problem {
     if (case_.has_sinks) reference_.sinks = sinks_;
   }
 
-  // Planes one after another within a page, heads a little apart; twice as many pages as are used, in any order.
+  // Places planes one after another within a page, with small gaps between heads. The pool has twice as many pages as are
+  // used, in any order.
   void make_pool() {
     const PlaneBytes bytes = plane_bytes(layer_);
     const int64_t n_pages = 2 * case_.table_len * static_cast<int64_t>(case_.spans.size());
@@ -188,7 +189,7 @@ class Problem {
     call.lists.has_granules = case_.lists.share > 0.0 ? 1 : 0;
   }
 
-  // Keys that no row names become NaN.
+  // Makes keys that no row names NaN.
   void name_tiles() {
     int32_t max_q_len = 0;
     for (const Span& span : case_.spans) max_q_len = std::max(max_q_len, span.q_len);
@@ -211,7 +212,7 @@ class Problem {
 
   bool is_by_head() const { return case_.tiles.n_heads > 0 && case_.tiles.classes_by == kByHead; }
 
-  // head: of the reference, which has a KV head for each query head where these have keys of their own.
+  // head: of the reference. It has one KV head for each query head if query heads have keys of their own.
   bool names(size_t idx, int64_t query, int32_t head, int64_t token) const {
     const int32_t per_kv = is_by_head() ? layer_.group_size : 1;
     return (named_ == nullptr || named_->has(idx, head, token)) &&
@@ -274,7 +275,7 @@ class Problem {
       for (int32_t head = 0; head < case_.n_q_heads; ++head) check_row(truth, idx, t, head);
   }
 
-  // Both sums are in double, so only storing rounds.
+  // Both sums are in double precision, so only the stored types round.
   void check_row(const reference::Truth& truth, size_t idx, int64_t t, int32_t head) {
     const int64_t token = sequences[idx].first_row + t;
     const auto at = static_cast<size_t>(t * case_.n_q_heads + head);
@@ -294,7 +295,7 @@ class Problem {
                lse, truth.lse[at]);
   }
 
-  // Memory is 0xff where nothing was written.
+  // Memory that was not written is 0xff.
   void check_between() {
     const auto is_untouched = [](const std::byte* from, const std::byte* to) {
       return std::all_of(from, to, [](std::byte b) { return b == std::byte{0xff}; });
@@ -322,16 +323,16 @@ class Problem {
   reference::RefLayer reference_;
   std::vector<DeviceSequence> sequences_;
   std::vector<int32_t> free_pages_;
-  std::vector<int64_t> page_tables_;  // bytes from page 0
+  std::vector<int64_t> page_tables_;  // in bytes from page 0
   int64_t page_bytes_ = 0;
   std::vector<Stored> stored_;
   std::vector<float> sinks_, q_;
-  std::unique_ptr<tandem::test::NamedKeys> named_;   // null: the call has no lists
-  std::unique_ptr<tandem::test::NamedTiles> tiles_;  // null: it has no tiles
+  std::unique_ptr<tandem::test::NamedKeys> named_;   // null: the call has no key lists
+  std::unique_ptr<tandem::test::NamedTiles> tiles_;  // null: the call has no tiles
   int64_t n_tokens_ = 0;
 };
 
-// Of a ring of 4 pages of 64 tokens.
+// In a ring of 4 pages of 64 tokens.
 const std::vector<Span> kDecode = {{0, 1, 1}, {0, 64, 1}, {3, 200, 1}, {710, 950, 1}};
 const std::vector<Span> kRagged = {{0, 7, 7}, {0, 130, 1}, {257, 500, 19}, {100, 100, 0}, {64, 320, 3}};
 
@@ -374,7 +375,7 @@ std::vector<Case> cases() {
                  .n_q_heads = 10,
                  .spans = long_ones,
                  .tiles = {.n_heads = 2, .classes_by = kByHead}});
-  // Queries whose own tokens are no longer, or not, resident: the first see nothing.
+  // Queries whose own tokens are no longer resident, or not yet: the first queries see nothing.
   all.push_back({.name = "empty rows", .spans = {{40, 60, 30}, {9, 9, 5}}});
   all.push_back({.name = "empty rows, sinks", .has_sinks = true, .spans = {{40, 60, 30}, {9, 9, 5}}});
   return all;
@@ -385,8 +386,8 @@ void attends(void**) {
   for (const Case& one : cases()) Problem(one, seed++).check();
 }
 
-// What the core must not hand to a device: what the call itself says is found at once, what is in device memory when the
-// device gets there.
+// Arguments that the core must not hand to a device. Faults of the call itself are found at once, faults in device memory
+// when the device gets there.
 void checks_calls(void**) {
   static float of_host[64];
   const struct {
@@ -430,7 +431,7 @@ void checks_calls(void**) {
   }
 }
 
-// By all that take a layer.
+// Every function that takes a layer refuses these.
 void refuses_layers(void**) {
   const struct {
     const char* field;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The stand-in as the core has a device, and its memory as a tier.
+// The stand-in as the core's Device, and its memory as a Tier.
 #pragma once
 
 #include "device/stand_in_host.h"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Layers of a planned step that are alike are planned once. What any of them has that the others have not is seen: answers
-// and stored rows are those of a session without a device.
+// Equal layers of a planned step are planned once. Any difference of a layer must be noticed: outputs and stored rows are
+// those of a session without a device.
 #include "device/step_runner.h"
 
 using namespace tandem_test;
@@ -9,7 +9,7 @@ namespace {
 
 constexpr int64_t kOneEach[] = {1, 1};
 
-// The runner's two sequences beside two of a session on the host, with the same calls.
+// The runner's two sequences, and two of a session on the host that get the same calls.
 struct Twins {
   Runner planned;
   HostTwin twin;
@@ -17,7 +17,7 @@ struct Twins {
 
   explicit Twins(int64_t prompt) : planned(prompt), twin(prompt, "all") {}
 
-  // The same calls on the host. Returns the answers of each layer.
+  // Makes the same calls on the host. Returns the outputs of each layer.
   std::vector<std::vector<float>> attend_on_host(const int64_t* q_lens) {
     std::vector<std::vector<float>> outputs;
     for (int32_t l = 0; l < kStepLayers; ++l) {
@@ -40,25 +40,25 @@ struct Twins {
     ++n_steps;
   }
   void compare(const std::vector<std::vector<float>>& wanted) {
-    planned.outputs();  // waits
+    planned.outputs();  // waits for the step
     for (size_t l = 0; l < wanted.size(); ++l) assert_close(planned.calls[l]->output(), wanted[l]);
   }
   void steps(int n) {
     while (n-- > 0) step();
   }
-  // Tokens of one layer of the first sequence that no window gets: the host appends them.
+  // The host appends tokens of one layer of the first sequence. They are in the store and in no window.
   void append_on_host(int32_t layer, int64_t n) {
     const Tensor k({n, kKvHeads, kDim}, 300 + layer), v({n, kKvHeads, kDim}, 400 + layer);
     OK(tandem_sequence_append, planned.side.cache, planned.ids[0], layer, &k.view, &v.view, nullptr);
     OK(tandem_sequence_append, twin.side.cache, twin.ids[0], layer, &k.view, &v.view, nullptr);
   }
-  // The same tokens, by a call on device tensors: the layer's window gets them.
+  // A call on device tensors appends the same tokens, so the layer's window gets them.
   void attend_on_device(int32_t layer, int64_t n) {
     Call call(n, 500 + layer), on_host(n, 500 + layer);
     call.to_device();
     attend(planned.side, call, layer, planned.stream);
     attend(twin.side, on_host, layer);
-    planned.outputs();  // waits
+    planned.outputs();  // waits for the call
     assert_close(call.output(), on_host.output());
   }
   void compare_rows() {
@@ -70,7 +70,7 @@ struct Twins {
   }
 };
 
-// What both sessions have counted of their calls.
+// Compares the counts of both sessions.
 void compare_sums(const Twins& twins) {
   const tandem_session_stats got = twins.planned.side.stats(), wanted = twins.twin.side.stats();
   assert_int_equal(got.n_query_tokens, wanted.n_query_tokens);
@@ -80,7 +80,7 @@ void compare_sums(const Twins& twins) {
   assert_int_equal(got.host_kv_bytes_read, wanted.host_kv_bytes_read);
 }
 
-// One layer has tokens in its store alone, the others have them in their windows, too: whichever layer that is.
+// One layer, any of them, has tokens in its store alone. The other layers have them in their windows, too.
 void a_window_that_lacks_rows_is_filled(void**) {
   for (int32_t odd = 0; odd < kStepLayers; ++odd) {
     Twins twins(20);
@@ -92,7 +92,7 @@ void a_window_that_lacks_rows_is_filled(void**) {
   }
 }
 
-// Windows of some layers begin elsewhere: these layers have been further than the others.
+// The windows of some layers begin elsewhere, because these layers were longer before.
 void windows_that_begin_elsewhere_are_seen(void**) {
   for (int32_t odd = 0; odd < kStepLayers; ++odd) {
     Twins twins(20);
@@ -100,14 +100,14 @@ void windows_that_begin_elsewhere_are_seen(void**) {
     for (int32_t l = 0; l < kStepLayers; ++l) twins.attend_on_device(l, l == odd ? 90 : 48);
     for (const auto& [cache, id] :
          {std::pair(twins.planned.side.cache, twins.planned.ids[0]), {twins.twin.side.cache, twins.twin.ids[0]}})
-      OK(tandem_sequence_truncate, cache, id, 70);  // the window begins with token 6, and with 0 in the other layers
+      OK(tandem_sequence_truncate, cache, id, 70);  // this window begins with token 6, those of the other layers with 0
     twins.steps(30);
     twins.compare_rows();
     compare_sums(twins);
   }
 }
 
-// Truncated, forked and with other tokens than in the step before.
+// The sequences were truncated, forked, or got other tokens since the step before.
 void changed_sequences_are_seen(void**) {
   Twins twins(20);
   constexpr int64_t kTwoAndNone[] = {2, 0}, kNoneAndTwo[] = {0, 2};
@@ -125,12 +125,12 @@ void changed_sequences_are_seen(void**) {
   both([](tandem_cache* cache, int64_t* ids) { OK(tandem_sequence_remove, cache, ids[0], 3, 4, 0); });
   twins.steps(3);
   both([](tandem_cache*, int64_t* ids) { std::swap(ids[0], ids[1]); });
-  twins.steps(150);  // a new page of the window, and keys outside it
+  twins.steps(150);  // needs a new page of the window and has keys outside it
   twins.compare_rows();
   compare_sums(twins);
 }
 
-// Layers of two kinds.
+// Layers of two policies.
 void other_policies_are_planned_apart(void**) {
   for (const int32_t odd : {0, 1}) {
     const char* policies[] = {"all", "all", "all"};
@@ -148,8 +148,8 @@ void other_policies_are_planned_apart(void**) {
   }
 }
 
-// More steps than a session has room for, none of which is waited for: what their tasks share stays until the last of them
-// has ended. All have the same inputs.
+// More steps in flight than a session has room for. The data that their tasks share lives until the last of them ends. All
+// steps have the same inputs.
 void steps_in_flight_keep_their_calls(void**) {
   constexpr int kMany = 60;
   constexpr int64_t kTwoAndNone[] = {2, 0};
@@ -170,7 +170,7 @@ void steps_in_flight_keep_their_calls(void**) {
   twins.compare_rows();
 }
 
-// A step that is taken back, behind which layers have what they had before.
+// After a step is rolled back, layers have what they had before.
 void a_step_taken_back_leaves_no_trace(void**) {
   Twins twins(20);
   twins.steps(3);

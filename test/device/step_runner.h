@@ -12,7 +12,7 @@ namespace tandem_test {
 inline constexpr int32_t kStepLayers = 3;
 inline constexpr int64_t kTwo = 2;
 
-// Two sequences, and tensors of one call for each layer that stay where they are.
+// Two sequences, and for each layer the tensors of one call, whose addresses stay the same.
 struct Runner {
   Side side;
   int64_t ids[2] = {0, 0};
@@ -37,7 +37,7 @@ struct Runner {
     controls.free_graph(graph);
     assert_true(controls.destroy_stream(stream));
   }
-  // New numbers for a step, the same for the same step.
+  // Uploads new numbers for a step. A step always gets the same numbers.
   void set_inputs(int64_t step) {
     for (int32_t l = 0; l < kStepLayers; ++l) {
       Call fresh(kTwo, 1000 + 10 * step + l);
@@ -69,7 +69,7 @@ struct Runner {
     graph = controls.end_capture(stream);
     assert_non_null(graph);
   }
-  // One token of each sequence, with the inputs of the step.
+  // Runs a step with one token of each sequence and the step's inputs.
   void run_step(int64_t step) {
     constexpr int64_t kOneEach[] = {1, 1};
     set_inputs(step);
@@ -94,7 +94,7 @@ struct Runner {
   tandem::DeviceError error;
 };
 
-// The same on the host: what results should be.
+// The same steps on the host, which give the expected outputs.
 struct HostTwin {
   Side side;
   int64_t ids[2] = {0, 0};
@@ -108,7 +108,7 @@ struct HostTwin {
         OK(tandem_sequence_append, side.cache, ids[i], l, &k.view, &v.view, nullptr);
       }
   }
-  // One token each, with the inputs of Runner::set_inputs(step).
+  // Runs a step with one token of each sequence and the inputs of Runner::set_inputs(step).
   std::vector<float> run_step(int64_t step, int32_t n_layers = kStepLayers) {
     constexpr int64_t kOneEach[] = {1, 1};
     std::vector<float> all;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Stores that are pinned in the background, and windows that are filled meanwhile. Pieces are small here, so that a store
-// has many, and so are the buffers that windows are filled through.
+// Stores that are pinned in the background, and windows that are filled meanwhile. Here pieces are small, so that a store
+// has many, and the buffers for filling windows are small, too.
 #include <chrono>
 #include <thread>
 
@@ -41,8 +41,8 @@ void append_on_host(const Side& side, int64_t n, int64_t seed) {
   }
 }
 
-// A device and its twin without one, with a long sequence that the host has. By what the engine knows the bus is by far the
-// faster way to attend it.
+// A device and its twin without one, with a long sequence in the host's store. The engine's rates say that the bus is by far
+// the faster way to attend it.
 struct Sides {
   Side side, twin;
 
@@ -57,7 +57,7 @@ struct Sides {
     append_on_host(side, kLong, 1);
     append_on_host(twin, kLong, 1);
   }
-  // n tokens in all layers. Returns how many seconds the longest call took.
+  // Attends n tokens in all layers. Returns how many seconds the longest call took.
   double attend_all(int64_t n, int64_t seed) const {
     double longest = 0.0;
     for (int32_t l = 0; l < kDeep; ++l) {
@@ -73,10 +73,11 @@ struct Sides {
   }
 };
 
-// Calls go on while a piece takes half a second, and stream once it is there. The first token only fills the window.
+// Pinning a piece takes half a second. Calls go on meanwhile and stream once the piece is pinned. The first token only fills
+// the window.
 void calls_do_not_wait(void**) {
   constexpr double kPinSeconds = 0.5;
-  const Sides sides("auto", 1e3);  // 20 ms for the CPU: less than it takes to pin
+  const Sides sides("auto", 1e3);  // 20 ms for the CPU, less than pinning takes
   const auto begin = Clock::now();
   controls.set_pin_delay(static_cast<int64_t>(kPinSeconds * 1e9));
   sides.attend_all(1, 10);
@@ -93,7 +94,7 @@ void calls_do_not_wait(void**) {
   assert_true(pinned_bytes(sides.side) > 0);
 }
 
-// Where the CPU would take longer than pinning does, a call is better off if it waits.
+// If the CPU would take longer than pinning, the call waits for the pinning.
 void calls_wait_where_that_is_less(void**) {
   const Sides sides("auto", 1e6);
   sides.attend_all(1, 10);
@@ -102,7 +103,7 @@ void calls_wait_where_that_is_less(void**) {
   assert_int_equal(sides.side.stats().n_stream_parts, kDeep);
 }
 
-// The CPU attends what there is, and it is said once.
+// After a refused pin the CPU attends the keys, and a warning says so once.
 void refused_pins_end_streaming(void**) {
   const Sides sides("auto", 1e3);
   sides.attend_all(1, 10);
@@ -118,7 +119,7 @@ void refused_pins_end_streaming(void**) {
   assert_int_equal(sides.side.stats().n_stream_parts, n_streamed);
 }
 
-// A route that the caller has named streams from its first call on, whatever pinning takes.
+// A session with a named route streams from its first call on, however long pinning takes.
 void named_routes_wait(void**) {
   const Sides sides("stream");
   controls.set_pin_delay(1'000'000);
@@ -128,7 +129,7 @@ void named_routes_wait(void**) {
   assert_true(pinned_bytes(sides.side) > 0);
 }
 
-// Of each layer as far as it is streamed, and no more.
+// Each layer is pinned as far as it is streamed, and no further.
 void layers_are_pinned_by_themselves(void**) {
   const Sides sides("stream");
   tandem_test::Call call(1, 10);
@@ -139,7 +140,7 @@ void layers_are_pinned_by_themselves(void**) {
   assert_in_range(one, kLong * kTokenBytes, kLong * kTokenBytes * 3 / 2);
 }
 
-// A call asks for pieces of layer 0, each of which then takes 3 ms. Returns after this time.
+// Makes a call that asks for the pieces of layer 0. Each piece takes 3 ms from then on. Returns after the given time.
 void begin_to_pin(const Sides& sides, std::chrono::nanoseconds after) {
   sides.attend_all(1, 10);
   controls.set_pin_delay(3'000'000);
@@ -149,7 +150,7 @@ void begin_to_pin(const Sides& sides, std::chrono::nanoseconds after) {
   std::this_thread::sleep_for(after);
 }
 
-// Memory that is given back is unpinned first, also where the thread is at a piece of it, and may be pinned anew.
+// Freed memory is unpinned first, even while the thread pins a piece of it, and can be pinned again.
 void trimmed_memory_is_unpinned(void**) {
   for (const int after_ms : {0, 5, 10}) {
     const Sides sides("auto");
@@ -167,7 +168,7 @@ void trimmed_memory_is_unpinned(void**) {
   }
 }
 
-// While the thread is at it, and while pieces wait for it.
+// Caches may be released while the thread pins a piece and while pieces wait for it.
 void caches_may_go(void**) {
   for (const int64_t after_ns : {0, 2'000'000, 10'000'000}) {
     const int64_t n_pinned = counts.n_pinned, n_unpinned = counts.n_unpinned;
@@ -182,8 +183,8 @@ void caches_may_go(void**) {
   }
 }
 
-// What a token attends of a layer that the device has appended: by the session that did, or by one that has seen nothing and
-// has to fill its window, of a store that is pinned or not.
+// Returns the output of a token over a layer that the device has appended. The session is the one that appended it, or a new
+// one that has to fill its window from a store that is pinned or not.
 std::vector<float> attend_prompt(int64_t window, bool is_filled, bool is_pinned) {
   constexpr int64_t kLength = 1500;
   Side side(true, "all", 0, kDeep, window);
@@ -198,7 +199,7 @@ std::vector<float> attend_prompt(int64_t window, bool is_filled, bool is_pinned)
     assert_true(pinned_bytes(side) > 0);
   }
   if (is_filled) change_session(&side, options_of("host", window));
-  controls.set_delay(200'000);  // copies are late: a buffer that is written too early, or attended, is seen
+  controls.set_delay(200'000);  // copies are late, so a buffer that is overwritten or attended too early is noticed
   attend(side, token, 1);
   std::vector<float> output = token.output();
   controls.set_delay(0);
@@ -206,7 +207,7 @@ std::vector<float> attend_prompt(int64_t window, bool is_filled, bool is_pinned)
   return output;
 }
 
-// Through buffers of a page: the same bits, and not a number where nothing belongs.
+// Windows are filled through buffers of one page: the same bits, and NaN where no row belongs.
 void windows_have_the_stores_rows(void**) {
   for (const int64_t window : {64, 700, 4096}) {
     const std::vector<float> appended = attend_prompt(window, false, false);
@@ -221,7 +222,7 @@ void windows_have_the_stores_rows(void**) {
 
 int main() {
   tandem::least_pinned_bytes = kPiece;
-  tandem::staged_at_once = 1;  // a page at a time
+  tandem::staged_at_once = 1;  // one page at a time
   const CMUnitTest tests[] = {
       cmocka_unit_test_teardown(calls_do_not_wait, forget),
       cmocka_unit_test_teardown(calls_wait_where_that_is_less, forget),

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// The route "stream" through the C ABI, on the stand-in: what is refused, what is taken and counted, what is left when
-// something fails. That the numbers are right in all circumstances is for device_stream_test; here a twin without a device
-// says what they should be.
+// The route "stream" through the C ABI, on the stand-in: refusals, the memory that is taken and counted, and what is left
+// when something fails. device_stream_test checks numbers in all circumstances. Here a twin without a device gives the
+// expected numbers.
 #include <chrono>
 #include <functional>
 #include <thread>
@@ -14,7 +14,7 @@ using namespace tandem_test;
 namespace {
 
 constexpr int64_t kTokenBytes = kKvHeads * kDim * 2 * 2;
-constexpr int64_t kBuffer = 64 * kDim * 2 * 2 * 3 / 2;  // 64 tokens of one KV head, and some
+constexpr int64_t kBuffer = 64 * kDim * 2 * 2 * 3 / 2;  // one and a half times 64 tokens of one KV head
 
 tandem_session_options route_options(const char* route, int64_t buffer_bytes = kBuffer, int64_t window = kWindow) {
   tandem_session_options options = Side::options_of("all");
@@ -25,10 +25,10 @@ tandem_session_options route_options(const char* route, int64_t buffer_bytes = k
   return options;
 }
 
-// The routes that stream; of the second, half of the keys are the CPU's.
+// The routes that stream. With the second one the CPU attends half of the keys.
 constexpr const char* kStreaming[] = {"stream", "host+stream"};
 
-// A side with a device whose session takes the route.
+// A side with a device whose session uses the route.
 struct Streaming : Side {
   explicit Streaming(const char* route = "stream", int64_t buffer_bytes = kBuffer, int64_t cap = 0, int64_t window = kWindow)
       : Side(true, "all", cap) {
@@ -43,8 +43,8 @@ void refuse(const Side& side, const std::function<void(tandem_session_options&)>
   refuse_session(side, options, status, field, text);
 }
 
-// One plan, the same bits: routes other than "auto" cut the keys of a step that is taken back and made again where they did
-// before.
+// The same plan gives the same bits. Routes other than "auto" cut the keys of a repeated step where they cut those of the
+// step that was rolled back.
 void repeats_a_step_bit_by_bit(void**) {
   constexpr int64_t kMany = 1500;
   for (const char* route : {"host", "stream", "host+stream"}) {
@@ -108,15 +108,15 @@ void refuses_in(const char* route) {
   refuse_step(side);
   assert_int_equal(side.length(), 0);
   const Side twin(false);
-  attend_twins(side, twin, kPrompt, 1);  // and the session is as before
+  attend_twins(side, twin, kPrompt, 1);  // the session is as before
 }
 
 void refuses(void**) {
   for (const char* route : kStreaming) refuses_in(route);
 }
 
-// Appends and single queries, over hosts of many pieces, from a device that is late: every byte is counted, and nothing of
-// the CPU.
+// Appends and single queries, over hosts of many pieces, from a device that is late. Every byte is counted, and the CPU
+// attends no key.
 void streams_what_is_outside(void**) {
   for (const int64_t delay_ns : {0, 100'000})
     for (const int64_t buffer : {kBuffer, 5 * kBuffer, int64_t{1} << 20}) {
@@ -144,15 +144,15 @@ void streams_what_is_outside(void**) {
     }
 }
 
-// A call's place among those under way is another's as soon as its rows have come and its keys were sent, though the device
-// has yet to attend them: what it reads then is still the call's own.
+// Another call gets a call's place in the ring once its rows have come and its keys were sent, even if the device has yet to
+// attend them. The device must still read the first call's descriptors.
 void keeps_descriptors_until_they_are_read(void**) {
   for (const int64_t buffer : {kBuffer, int64_t{1} << 20}) {
     const Streaming side("stream", buffer);
     const Side twin(false);
     attend_twins(side, twin, kPrompt, 1);
     attend_twins(side, twin, 1, 2);
-    constexpr int kMany = 150;  // more than there are places
+    constexpr int kMany = 150;  // more than the ring has places
     std::vector<std::unique_ptr<Call>> calls;
     for (int i = 0; i < kMany; ++i) {
       calls.push_back(std::make_unique<Call>(1, 10 + i));
@@ -169,7 +169,7 @@ void keeps_descriptors_until_they_are_read(void**) {
   }
 }
 
-// Calls are under way before the device has begun with them: buffers are filled again and again, and none too early.
+// Calls are made before the device has begun with earlier ones. Buffers are refilled again and again, and none too early.
 void waits_for_nothing(void**) {
   const Streaming side;
   const Side twin(false);
@@ -196,7 +196,7 @@ void waits_for_nothing(void**) {
   controls.set_delay(0);
 }
 
-// Pages that are on their way stay what they are, whoever wants them meanwhile.
+// Pages in flight keep their contents, whatever other calls do meanwhile.
 void holds_its_pages_in(const char* route) {
   const Streaming side(route);
   const Side twin(false);
@@ -235,7 +235,8 @@ void takes_what_is_planned(void**) {
   }
 }
 
-// Whatever fails while a call gets under way: it says so, nothing has grown, and the next try succeeds.
+// Every call of the device fails in turn while a call starts. The call reports the failure, no sequence grows, and the next
+// try succeeds.
 void survives_failing_calls_in(const char* route) {
   using namespace stand_in;
   for (const stand_in::Call failing : {kAllocate, kAllocateShared, kCopy, kFill, kWait, kAppend, kAttend, kMerge,
@@ -290,7 +291,7 @@ void caps_hold(void**) {
   Call first(kPrompt, 1), call(1, 2);
   first.to_device();
   call.to_device();
-  attend(side, first);  // nothing is outside yet when it begins
+  attend(side, first);  // no key is outside the window when it begins
   const tandem_attend_args args = call.args(side);
   tandem_error* error = nullptr;
   assert_int_equal(tandem_attend(side.session, &args, &error), TANDEM_ERROR_CAPACITY);
@@ -299,7 +300,7 @@ void caps_hold(void**) {
   assert_int_equal(side.length(), kPrompt);
 }
 
-// What had arrived is there, and the host goes on.
+// Rows that had arrived are there, and the host goes on.
 void loses_the_device_in(const char* route) {
   for (const int64_t after_ns : {0, 1'000'000, 5'000'000}) {
     const Streaming side(route);
@@ -329,14 +330,15 @@ void loses_the_device(void**) {
   for (const char* route : kStreaming) loses_the_device_in(route);
 }
 
-// What a session with the route "auto" does with n queries over a host of a few MiB, whose bus is as slow as the delay.
+// Makes a call with n queries in a session with the route "auto", over a host of a few MiB whose bus has this delay. Returns
+// the session's counts.
 tandem_session_stats choose(int64_t n, int64_t delay_ns, int64_t cap = 0, bool can_pin = true) {
   constexpr int64_t kLong = 10'000, kMiB = int64_t{1} << 20;
   Streaming side("auto", cap > 0 ? cap : kMiB, cap);
   const Side twin(false);
   attend_twins(side, twin, kPrompt, 3);
   attend_twins(side, twin, 1, 4);
-  assert_int_equal(side.stats().n_host_parts, 1);  // a few KiB: nobody asks
+  assert_int_equal(side.stats().n_host_parts, 1);  // a few KiB are not worth a plan
   for (const Side* one : {static_cast<const Side*>(&side), &twin}) {
     const Tensor k({kLong, kKvHeads, kDim}, 1), v({kLong, kKvHeads, kDim}, 2);
     OK(tandem_sequence_append, one->cache, one->sequence, kLayer, &k.view, &v.view, nullptr);
@@ -351,15 +353,15 @@ tandem_session_stats choose(int64_t n, int64_t delay_ns, int64_t cap = 0, bool c
   controls.set_delay(0);
   const tandem_session_stats stats = side.stats();
   assert_int_equal(stats.n_stream_parts + stats.n_host_parts - stats.n_joint_parts, 2);
-  tandem_cache_stats held = TANDEM_CACHE_STATS_INIT;  // nothing is taken or pinned for what is not done
+  tandem_cache_stats held = TANDEM_CACHE_STATS_INIT;  // no memory is taken or pinned for a route that is not used
   OK(tandem_cache_get_stats, &held, side.cache);
   if (can_pin) assert_int_equal(held.pinned_bytes > 0, stats.n_stream_parts > 0);
   if (can_pin) assert_int_equal(held.device_stream_bytes > 0, stats.n_stream_parts > 0);
   return stats;
 }
 
-// By trials, in which who has to wait for a core looks slow: that not all of some engines chose otherwise must be the
-// choice. What is chosen for given times is for auto_rebuild_test and planner_test.
+// The choice rests on trials, which look slow when a thread has to wait for a core. So the choice must occur in at least one
+// of several engines. auto_rebuild_test and planner_test check the choice for given times.
 template <typename Choice>
 bool is_chosen(Choice choice) {
   for (int i = 0; i < 6; ++i)
@@ -368,12 +370,13 @@ bool is_chosen(Choice choice) {
 }
 
 void chooses_what_takes_less(void**) {
-  // Much to compute, a bus as fast as memory; little, and 100 ms for a MiB.
+  // Much to compute and a bus as fast as memory; then little to compute and 100 ms for a MiB.
   assert_true(is_chosen([] { return choose(128, 0).n_stream_parts == 1; }));
   assert_true(is_chosen([] { return choose(1, 100'000'000).n_stream_parts == 0; }));
 }
 
-// They are in the store as they were before the rotation: "stream" says so, "auto" leaves them to the CPU.
+// The store has the keys before their rotation, so they cannot be streamed. "stream" is refused, "auto" leaves them to the
+// CPU.
 void rotated_keys_stay(void**) {
   Side side(true, "all", 0, 1, kWindow, TANDEM_ROPE_HALVES), twin(false, "all", 0, 1, kWindow, TANDEM_ROPE_HALVES);
   refuse(
@@ -385,7 +388,7 @@ void rotated_keys_stay(void**) {
 
 void goes_without(void**) {
   assert_int_equal(choose(128, 0, int64_t{4} << 20).n_stream_parts, 0);  // no memory for the buffers
-  assert_int_equal(choose(128, 0, 0, false).n_stream_parts, 0);          // nothing pinned
+  assert_int_equal(choose(128, 0, 0, false).n_stream_parts, 0);          // nothing can be pinned
 }
 
 }  // namespace

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
-// Streaming heads beside retrieval heads, through the C ABI, without a device and on one, by every route, in calls one by
-// one and in planned steps: outputs against double precision over the keys that each head sees; what crosses the bus and
-// what is planned; what is refused. streaming_heads_test [MODULE]: on the stand-in, or on the GPU of the CUDA module.
+// Streaming heads beside retrieval heads, through the C ABI, without a device and with one, by every route, in single calls
+// and in planned steps. Outputs are compared with double precision over the keys that each head sees. Also the bytes that
+// cross the bus, memory plans, and refusals. streaming_heads_test [MODULE]: on the stand-in, or on the GPU of the CUDA
+// module.
 #include <array>
 #include <cmath>
 #include <random>
@@ -17,16 +18,17 @@ constexpr const char* kStandIn = STAND_IN_MODULES "/libtandem-standin.so";
 constexpr int32_t kHeads = 5, kGroup = 2;
 constexpr int64_t kSinks = 8, kBufferBytes = int64_t{64} * kDim * 4 * 2 * 3;  // 64 tokens of three KV heads
 constexpr std::array<uint8_t, 3 * kHeads> kFlags = {0, 1, 1, 0, 1, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1};
-constexpr int32_t kHeadLayers = 3;  // some heads stream, none, all
+constexpr int32_t kHeadLayers = 3;  // layers in which some heads stream, none, and all
 constexpr std::array<float, kHeads* kGroup> kLearned = {-1.0f, 0.5f, 0.0f, 1.0f, -2.0f, 0.25f, 0.75f, -0.5f, 1.5f, 0.0f};
 
 struct Options {
-  const char* route = nullptr;  // null: there is no device
+  const char* route = nullptr;  // null: without a device
   int64_t sinks = kSinks, window = kWindow;
   bool has_learned = false;
   int64_t append_tokens = 0;
-  const char* policy = nullptr;  // with one, no head is said to stream, and nothing is checked: it serves others to compare
-  bool rotates = false;          // the library, with a soft cap
+  // not null: no head streams and outputs are not checked, because other sessions are compared with this one
+  const char* policy = nullptr;
+  bool rotates = false;  // the library rotates, and logits have a soft cap
 };
 
 // All keys and values of a sequence, layer by layer, as they were given.
@@ -89,7 +91,7 @@ class Heads {
     return known;
   }
 
-  // A call of a layer with n tokens of each sequence, and its answer against double precision.
+  // Attends a layer with n tokens of each sequence and compares the output with double precision. Returns the output.
   std::vector<float> attend(int32_t layer, std::array<int64_t, 2> n, int64_t seed, void* stream = nullptr) {
     const int64_t n_tokens = n[0] + n[1];
     Tensor tensors[] = {Tensor({n_tokens, kHeads * kGroup, kDim}, seed), Tensor({n_tokens, kHeads, kDim}, seed + 1),
@@ -127,7 +129,7 @@ class Heads {
     if (options_.policy == nullptr && !options_.rotates) check(layer, n, q.values, o.values);
     return o.values;
   }
-  // A token of each sequence in every layer, as a planned step.
+  // Runs a planned step of one token of each sequence in every layer.
   void step(int64_t seed, void* stream) {
     constexpr std::array<int64_t, 2> kOneEach = {1, 1};
     OK(tandem_step_begin, session, ids.data(), kOneEach.data(), 2, stream);
@@ -155,7 +157,7 @@ class Heads {
     for (size_t s = 0; s < ids.size(); ++s) {
       const auto length = static_cast<int64_t>(past[s].k[layer].size()) / (kHeads * kDim);
       for (int64_t t = length - n[s]; t < length; ++t, ++row) {
-        if (n[s] > 100 && t % 13 != 0 && t + 2 < length) continue;  // of many, some
+        if (n[s] > 100 && t % 13 != 0 && t + 2 < length) continue;  // of many tokens only some are checked
         for (int32_t h = 0; h < kHeads * kGroup; ++h)
           check_row(layer, past[s], h, t, q.data() + (row * kHeads * kGroup + h) * kDim,
                     o.data() + (row * kHeads * kGroup + h) * kDim);
@@ -178,7 +180,7 @@ class Heads {
     }
     for (int32_t d = 0; d < kDim; ++d) {
       const double right = sum == 0.0 ? 0.0 : wanted[d] / sum;
-      if (!(std::abs(o[d] - right) <= (cuda_module != nullptr ? 1e-5 : 2e-6)))  // a key more or less is 1e-3
+      if (!(std::abs(o[d] - right) <= (cuda_module != nullptr ? 1e-5 : 2e-6)))  // one key more or less would change 1e-3
         fail_msg("layer %d, query head %d, token %lld, dim %d: %.9g instead of %.9g", layer, q_head,
                  static_cast<long long>(token), d, static_cast<double>(o[d]), right);
     }
@@ -187,7 +189,7 @@ class Heads {
   Options options_;
 };
 
-// Prompts, decode, appends that evict, lengths on either side of sinks and window.
+// Prompts, decode calls, appends that evict, and lengths on either side of sinks and window.
 void attends_calls(Heads& heads) {
   int64_t seed = 1;
   for (const std::array<int64_t, 2> n :
@@ -214,7 +216,8 @@ void attends_on_a_device(void**) {
     }
 }
 
-// Of thousands of tokens at a time, sinks in the chunk itself, in the store, in parts; behind tickets; from a late device.
+// Appends of thousands of tokens, with sinks in the chunk itself, in the store, or in both; after tickets; from a late
+// device.
 void attends_long_appends(void**) {
   for (const Options& options : {Options{"stream", kSinks, kWindow, false},
                                  {"stream", 100, 16, true},
@@ -230,7 +233,7 @@ void attends_long_appends(void**) {
   }
 }
 
-// Keys that the library rotates, logits with a soft cap: each head as under the policy that it is like.
+// Keys that the library rotates and logits with a soft cap: each head gives what the policy with the same keys gives.
 void agrees_with_policies(void**) {
   for (const char* route : {static_cast<const char*>(nullptr), "host"}) {
     Heads both({route, kSinks, kWindow, false, 0, nullptr, true});
@@ -265,7 +268,7 @@ void attends_in_planned_steps(void**) {
   device->table->destroy_stream(device->self, stream);
 }
 
-// Forks and truncations leave nothing of the kinds of heads behind: they are the session's.
+// Forks and truncations keep the kinds of heads, which belong to the session.
 void follows_truncations(void**) {
   for (const char* route : {static_cast<const char*>(nullptr), "host", "stream"}) {
     Heads heads({route, kSinks, kWindow, false});
@@ -279,7 +282,7 @@ void follows_truncations(void**) {
   }
 }
 
-// Of a layer with two retrieval heads two heads' bytes cross the bus, of one without none.
+// For a layer with two retrieval heads the bytes of two heads cross the bus, for a layer without any no bytes.
 void streams_retrieval_heads_alone(void**) {
   Heads heads({"stream", kSinks, kWindow, false});
   heads.all_layers({300, 300}, 1);
@@ -292,7 +295,7 @@ void streams_retrieval_heads_alone(void**) {
     assert_int_equal(streamed - before, outside * n_heads * kHeadBytes);
     before = streamed;
   }
-  heads.attend(0, {600, 0}, 800);  // in one go
+  heads.attend(0, {600, 0}, 800);  // in one chunk
   assert_int_equal(heads.stats().streamed_kv_bytes - before, outside_of(301) * 2 * kHeadBytes);
   const std::array<int64_t, 2> kv_lens = {301, 301};
   tandem_route_plan plan = TANDEM_ROUTE_PLAN_INIT;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // The node against ggml_flash_attn_ext() on the same numbers and mask, and against double precision: every head dim, groups
-// of query heads, soft cap, sinks, sliding windows, types of K and V, two sequences that prefill, append and decode. And
-// what layouts the node takes.
+// of query heads, soft cap, sinks, sliding windows, types of K and V, two sequences that prefill, append and decode. Also
+// the layouts of tensors that the node takes.
 #include "api/saved_world.h"
 #include "ggml_world.h"
 #include "reference/gate.h"
@@ -11,10 +11,10 @@ namespace {
 
 using namespace ggml_test;
 
-constexpr double kMostNmse = 5e-4;  // what ggml's own tests of flash attention allow
+constexpr double kMostNmse = 5e-4;  // the limit of ggml's own tests of flash attention
 
 struct Case {
-  ggml_type type = GGML_TYPE_F32;  // of K and V, given and stored
+  ggml_type type = GGML_TYPE_F32;  // type of K and V, as given and as stored
   int32_t k_dim = 64, v_dim = 64, n_kv_heads = 2, group = 1;
   float soft_cap = 0.0f;
   bool has_sinks = false;
@@ -53,14 +53,14 @@ reference::RefLayer reference_layer(const Case& of) {
 
 std::vector<double> widened(const std::vector<float>& values) { return {values.begin(), values.end()}; }
 
-// One sequence as ggml and as the reference know it.
+// One sequence as ggml and the reference see it.
 struct History {
   std::vector<float> k, v;  // [n_tokens, n_kv_heads, dim], as stored
   reference::SequenceModel model;
   explicit History(const std::vector<reference::RefLayer>* layers) : model(layers) {}
 };
 
-// ggml_flash_attn_ext() of the last q_len tokens, by the mask that a causal layer with this window has.
+// Returns ggml_flash_attn_ext() of the last q_len tokens, with the mask of a causal layer with this window.
 std::vector<float> flash(const Case& of, const History& history, const float* q, int64_t q_len) {
   const Graph graph;
   ggml_context* c = graph.ctx();
@@ -119,11 +119,11 @@ void check_truth(const Case& of, const reference::RefLayer& layer, const History
              verdict.message.c_str());
 }
 
-// Two sequences through a prompt each, a step of decode, an append beside a decode, and a step of the second alone.
+// Attends two sequences: a prompt each, a step of decode, an append beside a decode, and a step of the second alone.
 void check(const Case& of) {
   const std::vector<float> sinks = of.sinks();
   tandem_cache_options cache = stored_as(tandem_ggml_dtype(of.type));
-  cache.k_rotation = TANDEM_ROTATION_NONE;  // keys in 4 bits are ggml's, bit for bit
+  cache.k_rotation = TANDEM_ROTATION_NONE;  // so 4-bit keys have ggml's bits
   World world({layer_of(of, sinks)}, cache);
   const std::vector<reference::RefLayer> layers{reference_layer(of)};
   History histories[2] = {History(&layers), History(&layers)};
@@ -138,7 +138,7 @@ void check(const Case& of) {
     const Batch batch({1, 0}, {q_lens[1], q_lens[0]}, {world.length(1), world.length(0)});
     expect_ok(world.state.get(), tandem_ggml_begin(world.state.get(), &batch.view));
     ggml_tensor* o = tandem_ggml_attend(graph.ctx(), world.state.get(), 0, q, k, v);
-    if (of.n_threads > 1) graph.add(ggml_dup(graph.ctx(), q));  // the node alone would be computed by one thread
+    if (of.n_threads > 1) graph.add(ggml_dup(graph.ctx(), q));  // one thread would compute the node if it were alone
     graph.compute(o, of.n_threads);
     expect_ok(world.state.get(), tandem_ggml_end(world.state.get()));
     assert_int_equal(o->ne[0], of.v_dim);
@@ -167,7 +167,7 @@ void check(const Case& of) {
   }
 }
 
-// Blocks are of 32 elements along a row.
+// Blocks have 32 elements along a row.
 bool has_rows(ggml_type type, int32_t dim) { return dim % ggml_blck_size(type) == 0; }
 
 void every_head_dim_and_group(void**) {
@@ -224,7 +224,7 @@ void any_number_of_threads(void**) {
   }
 }
 
-// q, k and v as views of one product, of rows that are longer than they are: the same bits as from copies.
+// q, k and v are views of one product, whose rows are longer than theirs: the same bits as from copies.
 void views_of_a_wider_product(void**) {
   constexpr int64_t kDim = 64, kQ = 4, kKv = 2, kTokens = 19, kWide = (kQ + 2 * kKv) * kDim;
   for (const ggml_type type : {GGML_TYPE_F32, GGML_TYPE_F16, GGML_TYPE_BF16}) {
@@ -253,7 +253,7 @@ void views_of_a_wider_product(void**) {
   }
 }
 
-// What the library sees of a tensor: [n_tokens, n_heads, head_dim] with strides in elements, blocks counted out.
+// The library sees a tensor as [n_tokens, n_heads, head_dim] with strides in elements, and with whole blocks counted.
 void layouts_are_the_abi_s(void**) {
   World world;
   const Graph graph;
@@ -281,7 +281,7 @@ void layouts_are_the_abi_s(void**) {
     assert_memory_equal(view.stride, stride, sizeof stride);
     assert_ptr_equal(view.data, static_cast<uint8_t*>(wide->data) + wide->nb[1]);
   }
-  // One token, one head: strides that nobody steps over.
+  // With one token and one head, strides may have any value.
   const tandem_ggml_role single = {"k", 64, 1, TANDEM_DEVICE_HOST};
   state->batch.n_tokens = 1;
   ggml_tensor* odd = graph.heads(GGML_TYPE_F32, 64, 1, 1, 1);
@@ -292,7 +292,7 @@ void layouts_are_the_abi_s(void**) {
   assert_int_equal(view.stride[1], 64);
 }
 
-// Layers that share keys and values attend to what is there; V that aliases K is not given.
+// Layers that share keys and values append nothing and attend the keys that exist. V that aliases K is not passed.
 void layers_that_append_nothing_or_alias(void**) {
   tandem_layer_options aliasing = plain_layer(4, 1, 576);
   aliasing.v_head_dim = 512;
@@ -314,10 +314,11 @@ void layers_that_append_nothing_or_alias(void**) {
   expect_ok(state, tandem_ggml_end(state));
   assert_memory_equal(first->data, again->data, ggml_nbytes(first));
   const std::vector<float> o = values_of(mla), k = values_of(latent);
-  for (size_t i = 0; i < 512; ++i) assert_true(std::fabs(o[i] - k[i]) <= 1e-5f);  // the first token sees itself alone
+  for (size_t i = 0; i < 512; ++i) assert_true(std::fabs(o[i] - k[i]) <= 1e-5f);  // the first token attends only itself
 }
 
-// Sequence 0 has q_lens[0] more tokens, sequence 1 q_lens[1]: by a node of one world, and by tandem_attend() in the other.
+// Gives sequence 0 q_lens[0] more tokens and sequence 1 q_lens[1], by a node in one world and by tandem_attend() in the
+// other. Both must give the same outputs.
 void expect_same_by_call(const World& by_node, const World& by_call, const std::vector<int64_t>& q_lens, int64_t seed) {
   const Graph graph;
   tandem_ggml* state = by_node.state.get();
@@ -351,7 +352,7 @@ tandem_session_stats stats_of(const World& world) {
   return stats;
 }
 
-// Prompts, decode, a chunk of a prompt beside decode, under the policy "patterns".
+// Prompts, decode, and a chunk of a prompt beside decode, under the policy "patterns".
 void head_patterns_are_those_of_a_call(void**) {
   const FourPatterns patterns;
   const World by_node({plain_layer()}, stored_as(TANDEM_F32), two_threads(), patterns.session);
@@ -364,7 +365,7 @@ void head_patterns_are_those_of_a_call(void**) {
   assert_true(node.pattern_pairs > 0 && node.pattern_pairs < node.pattern_dense_pairs);
 }
 
-// Blocks of 128 queries begin with the batch's first token of a sequence: how a prompt is cut says where.
+// Blocks of 128 queries begin with a sequence's first token in the batch, so the cuts of a prompt move them.
 void blocks_of_queries_begin_with_batches(void**) {
   FourPatterns patterns;
   for (tandem_head_pattern& head : patterns.heads) head = patterns.heads[0];
@@ -381,7 +382,7 @@ void blocks_of_queries_begin_with_batches(void**) {
     }
     return stats_of(world).pattern_pairs;
   };
-  // A block has the 8 first tokens, the 31 before its own, and these; the first one its own alone.
+  // A block attends the first 8 tokens, the 31 before its own, and its own. The first block attends only its own.
   constexpr int64_t kOwn128 = 128 * 129 / 2, kBefore = 8 + 31;
   assert_int_equal(pairs_of({256}), 4 * (2 * kOwn128 + 128 * kBefore));
   assert_int_equal(pairs_of({128, 128}), pairs_of({256}));
@@ -389,7 +390,7 @@ void blocks_of_queries_begin_with_batches(void**) {
   assert_int_equal(pairs_of({100, 156}), 4 * (kOwn100 + kOwn128 + kOwn28 + 156 * kBefore));
 }
 
-// Keys outside the window are judged with the last chunk of a prompt.
+// The last chunk of a prompt judges the keys outside the window.
 void chunks_of_a_prompt(void**) {
   for (const uint32_t flags : {0u, TANDEM_ATTEND_PARTIAL}) {
     const World world({plain_layer()}, stored_as(TANDEM_F32), two_threads(), tandem_test::world_session_options());
@@ -407,7 +408,8 @@ void chunks_of_a_prompt(void**) {
   }
 }
 
-// As llama_state_seq_get_data() and _set_data(): a sequence is saved between batches, and what is loaded takes its number.
+// As with llama_state_seq_get_data() and _set_data(): a sequence is saved between batches, and the loaded one takes its
+// number.
 void a_sequence_is_saved_and_loaded(void**) {
   const auto session = tandem_test::world_session_options();
   World by_node({plain_layer()}, stored_as(TANDEM_F32), two_threads(), session);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// What attention by Tandem costs in a graph on ggml's CUDA backend, decode steps of a stack of layers (32 / 8 heads of 128,
-// f32 weights): with nothing for attention (a copy of q), with the same graph cut at each layer and nothing done there, with
-// Tandem's device in the cuts, and with the node, which the scheduler puts on the CPU. The outputs of the last two are
-// compared with those of the CPU backend first.
+// The cost of Tandem's attention in a graph on ggml's CUDA backend, in decode steps of a stack of layers (32 / 8 heads of
+// 128, f32 weights). Four ways are timed: no attention (a copy of q); the same graph cut at each layer, with nothing done
+// there; Tandem's device in the cuts; and the node, which the scheduler puts on the CPU. First the outputs of the last two
+// are compared with those of the CPU backend.
 //
 //   ggml_cut_bench /path/to/libtandem-cuda.so [layers] [keys] [steps]
 #include <cuda_runtime_api.h>
@@ -44,13 +44,13 @@ std::unique_ptr<World> open_world(Way way) {
   return world;
 }
 
-// Layers share their weights, as what is measured stands between products.
+// All layers share their weights, because the cuts between products are what is measured.
 class Stack {
  public:
   Stack(Way way, bool has_cuda) : way_(way), world_(open_world(way)) {
     if (has_cuda) {
       backends_.push_back(ggml_backend_cuda_init(0));
-      if (backends_[0] == nullptr) std::exit(1);  // ggml has said why
+      if (backends_[0] == nullptr) std::exit(1);  // ggml has printed the reason
     }
     backends_.push_back(ggml_backend_cpu_init());
     weights_ = ggml_init({ggml_tensor_overhead() * 16, nullptr, true});
@@ -78,7 +78,7 @@ class Stack {
     ggml_free(weights_);
     for (ggml_backend_t backend : backends_) ggml_backend_free(backend);
   }
-  // Microseconds; Tandem has a token more afterwards, where it is asked.
+  // Returns the microseconds of a step. If Tandem attends, its sequences then have one more token.
   double step(int64_t seed) {
     std::vector<float> x(kHidden);
     for (size_t i = 0; i < x.size(); ++i) x[i] = noise(static_cast<int64_t>(i), seed);
@@ -133,7 +133,7 @@ class Stack {
   ggml_cgraph* graph_ = nullptr;
 };
 
-// The largest difference after two steps, relative to the largest number.
+// Returns the largest difference after two steps, relative to the largest number.
 double error_of(Stack* stack, const std::vector<float>& expected) {
   stack->step(1);
   stack->step(2);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Tensors in device memory: what tandem_ggml_attend_device() and the scheduler's callback hand to a device module, compared
-// with the node on the host; errors, and a device that is lost. On the stand-in, or on the module that is named:
+// Tensors in device memory: tandem_ggml_attend_device() and the scheduler's callback, whose outputs on a device module are
+// compared with the node's on the host. Also errors and a lost device. On the stand-in, or on the named module:
 //
 //   ggml_device_test [/path/to/libtandem-NAME.so NAME]    then also what a call and a wait cost, layer by layer
 #include <dlfcn.h>
@@ -38,11 +38,11 @@ tandem_engine_options with_device() {
 
 tandem_session_options windowed() {
   tandem_session_options options = TANDEM_SESSION_OPTIONS_INIT;
-  options.window_tokens = 64;  // the rest is the host's
+  options.window_tokens = 64;  // the host attends the rest
   return options;
 }
 
-// q, k, v and o of ggml whose data is on the device and no buffer's, as between two graphs.
+// q, k, v and o of ggml. Their data is on the device and belongs to no buffer, as between two graphs.
 struct DeviceTensors {
   Graph graph;
   ggml_tensor* all[4];  // q, k, v, o
@@ -70,7 +70,7 @@ struct DeviceTensors {
   }
 };
 
-// The same on the host.
+// Returns the node's output for the same tensors on the host.
 std::vector<float> on_host(const World& world, const DeviceTensors& tensors, const Batch& batch) {
   const Graph graph;
   ggml_tensor* qkv[3];
@@ -102,7 +102,7 @@ void assert_close(const std::vector<float>& got, const std::vector<float>& expec
     if (!(std::fabs(got[i] - expected[i]) <= 2e-5f)) fail_msg("element %zu: %g instead of %g", i, got[i], expected[i]);
 }
 
-// By hand, and as the callback does it. Two sequences.
+// Compares two sequences attended by a call and by the callback.
 void give_what_the_host_gives(const tandem_session_options& session) {
   const auto world = device_world(session);
   const World host({plain_layer()}, stored_as(TANDEM_F32), two_threads(), session);
@@ -118,7 +118,7 @@ void give_what_the_host_gives(const tandem_session_options& session) {
       expect_ok(state, tandem_ggml_attend_device(state, 0, all[0], all[1], all[2], all[3]));
     } else {
       ggml_tensor* node = tandem_ggml_attend_cut(tensors.graph.ctx(), state, 0, all[0], all[1], all[2]);
-      node->data = all[3]->data;  // what a scheduler's allocator does
+      node->data = all[3]->data;  // as a scheduler's allocator does
       assert_true(tandem_ggml_eval(node, true, nullptr));
       assert_true(tandem_ggml_eval(node, false, nullptr));
     }
@@ -134,7 +134,7 @@ void give_what_the_host_gives(const tandem_session_options& session) {
   assert_int_equal(stats.pattern_pairs < stats.pattern_dense_pairs, session.patterns != nullptr);
 }
 
-// Prompts go past the window.
+// Prompts are longer than the window.
 void gives_what_the_host_gives(void**) { give_what_the_host_gives(windowed()); }
 
 // The window has all keys, and few of them are attended.
@@ -159,7 +159,7 @@ void gives_what_the_host_gives_where_it_prunes(void**) {
   give_what_the_host_gives(session);
 }
 
-// As above, and the heads of an append search for their keys on the device.
+// As above. The heads of an append search for their keys on the device.
 void gives_what_the_host_gives_by_head_patterns(void**) { give_what_the_host_gives(FourPatterns().session); }
 
 void other_nodes_are_not_the_callback_s(void**) {
@@ -169,7 +169,8 @@ void other_nodes_are_not_the_callback_s(void**) {
   assert_true(tandem_ggml_eval(plain, false, nullptr));
 }
 
-// Keys that the call would not append, V of longer heads than q: refused when built, and again when computed.
+// Keys that the call would not append, and V with longer heads than q, are refused when the cut is built and again when it
+// is computed.
 void cuts_that_cannot_be(void**) {
   tandem_layer_options wide = plain_layer(kQHeads, kKvHeads, 64);
   wide.v_head_dim = 128;
@@ -230,7 +231,7 @@ void errors(void**) {
   assert_int_equal(tandem_ggml_end(state), TANDEM_ERROR_UNSUPPORTED);
   assert_int_equal(world->length(0), 0);
 
-  const World without;  // an engine that has no device
+  const World without;  // an engine without a device
   expect_ok(without.state.get(), tandem_ggml_begin(without.state.get(), &batch.view));
   assert_int_equal(
       tandem_ggml_attend_device(without.state.get(), 0, tensors.all[0], tensors.all[1], tensors.all[2], tensors.all[3]),
@@ -238,7 +239,7 @@ void errors(void**) {
   assert_int_equal(tandem_ggml_end(without.state.get()), TANDEM_ERROR_UNSUPPORTED);
 }
 
-// A wait that fails, and on the stand-in a device that is gone; host tensors go on working.
+// A wait fails, and on the stand-in the device is lost. Host tensors still work.
 void a_device_that_is_lost(void**) {
   const auto world = device_world();
   tandem_ggml* state = world->state.get();
@@ -273,7 +274,7 @@ double microseconds(const std::function<void()>& work) {
   return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begin).count();
 }
 
-// Of a step of one token, per layer: calls one after another and a wait at the end, a wait after each call.
+// Prints the cost per layer of a step of one token: with one wait after all calls, and with a wait after each call.
 void print_costs() {
   constexpr int32_t kLayers = 32;
   const World made(std::vector<tandem_layer_options>(kLayers, plain_layer(32, 8, 128)), stored_as(TANDEM_BF16),

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Everything that a batch can be refused for: status, field and text, outputs that are NaN, sequences as before, and a state
-// that goes on working. And that objects may be released in any order.
+// Every reason for which a batch is refused: status, field and text are right, outputs are NaN, sequences are as before, and
+// the state works afterwards. Also objects that are released in any order.
 #include <functional>
 
 #include "ggml_world.h"
@@ -11,7 +11,7 @@ using namespace ggml_test;
 
 constexpr int64_t kDim = 64, kQHeads = 4, kKvHeads = 2;
 
-// A batch of some tokens with the tensors of one layer, which a test may spoil.
+// A batch of some tokens with the tensors of one layer. Tests may spoil any of them.
 struct Call {
   Graph graph;
   ggml_tensor *q, *k, *v, *o = nullptr;
@@ -40,7 +40,7 @@ void expect(tandem_ggml* state, int32_t got, int32_t status, const char* field, 
              words, field);
 }
 
-// Afterwards the state takes a good batch, and the sequence has it alone.
+// Asserts that the state takes a good batch, and that the sequence then has only that batch's tokens more.
 void works_on(const World& world) {
   const int64_t before = world.length(0);
   Call call(world);
@@ -49,7 +49,7 @@ void works_on(const World& world) {
   assert_int_equal(world.length(0), before + 5);
 }
 
-// A call whose tensors, batch or state `spoil` has changed; the node is computed and the batch closed.
+// Lets `spoil` change a call's tensors, batch or state, computes the node and closes the batch. Asserts the error.
 void refused(int32_t status, const char* field, const char* words, const std::function<void(Call*)>& spoil) {
   const World world;
   works_on(world);
@@ -78,7 +78,7 @@ void shapes_types_and_strides(void**) {
   refused(TANDEM_ERROR_UNSUPPORTED, "q", "q is of type i32", [&](Call* call) { call->q->type = GGML_TYPE_I32; });
   refused(TANDEM_ERROR_UNSUPPORTED, "v", "v is of type q6_K",
           [&](Call* call) { call->v = ggml_new_tensor_3d(call->graph.ctx(), GGML_TYPE_Q6_K, 256, 2, 5); });
-  // What the library says: queries are no codes, heads lie in each other, K comes with V.
+  // Errors that the library reports: quantized queries, heads that overlap, K without V.
   refused(i_arg, "q.dtype", "q.dtype = 5 (q8_0)",
           [&](Call* call) { call->q = call->graph.heads(GGML_TYPE_Q8_0, kDim, kQHeads, 5, 1); });
   refused(i_arg, "k.stride[1]", "less than the 64", [&](Call* call) { call->k->nb[1] = 32 * sizeof(float); });
@@ -107,7 +107,7 @@ void batches_that_no_causal_mask_describes(void**) {
          "pos[0] = 4, but the token is number 5");
   expect(state, tandem_ggml_begin(state, &gap.view), TANDEM_ERROR_INVALID_ARGUMENT, "pos", "pos[1] = 6");
   Batch tree({0}, {3}, {5});
-  tree.pos_[2] = 6;  // two candidates for one place
+  tree.pos_[2] = 6;  // two candidates for one position
   expect(state, begin(&tree), TANDEM_ERROR_INVALID_ARGUMENT, "pos", "pos[2] = 6, but the token is number 7");
   Batch flagged({0}, {1});
   flagged.view.flags = TANDEM_ATTEND_SPECULATIVE;
@@ -151,7 +151,7 @@ void creation(void**) {
   assert_int_equal(tandem_ggml_create(&made, nullptr, nullptr), TANDEM_ERROR_INVALID_ARGUMENT);
 }
 
-// Errors of building are kept like those of computing, and nobody has to ask in between.
+// Errors of building a node are kept like those of computing it, also if the caller does not ask in between.
 void nodes_of_no_layer(void**) {
   const World world;
   tandem_ggml* state = world.state.get();
@@ -165,7 +165,7 @@ void nodes_of_no_layer(void**) {
   Call early(world);
   early.o = tandem_ggml_attend(early.graph.ctx(), state, 7, early.q, early.k, early.v);
   expect(state, early.begin(world), TANDEM_ERROR_INVALID_ARGUMENT, "layer_idx", "layer_idx = 7");
-  expect_ok(state, early.begin(world));  // told, and gone; the node is as bad as before
+  expect_ok(state, early.begin(world));  // the error was reported and cleared; the node is as bad as before
   early.graph.compute(early.o);
   expect(state, tandem_ggml_end(state), TANDEM_ERROR_INVALID_ARGUMENT, "layer_idx", "no layer of the model");
   assert_true(all_nan(early.o));
@@ -193,7 +193,7 @@ void calls_out_of_order(void**) {
     assert_true(all_nan(call.o));
     expect(state, call.begin(world), i_state, "batch", "");  // of the call before
   }
-  {  // a layer is missing; then a node is computed when the batch is closed, and nobody asks
+  {  // a layer is missing; then a node is computed after the batch was closed, and the caller does not ask
     Call call(world);
     expect_ok(state, call.begin(world));
     call.compute(world);
@@ -220,7 +220,7 @@ void calls_out_of_order(void**) {
   assert_int_equal(world.length(0, 1), 0);
 }
 
-// A failing node that appends nothing leaves the step complete: it is taken back all the same.
+// A node that fails and appends nothing leaves the step complete. The step is rolled back all the same.
 void complete_steps_are_taken_back_too(void**) {
   const World world;
   works_on(world);
@@ -255,7 +255,7 @@ void sequences_that_are_not_to_be_had(void**) {
   works_on(world);
 }
 
-// An append to one layer alone, by somebody else.
+// Another user appends to one layer only.
 void uneven_sequences(void**) {
   World world({plain_layer(), plain_layer()});
   const tandem_test::Tensor k({3, kKvHeads, kDim}), v({3, kKvHeads, kDim});
@@ -266,7 +266,7 @@ void uneven_sequences(void**) {
   assert_int_equal(world.length(0, 1), 3);
 }
 
-// A batch that failed and cannot be taken back, as another session has begun with its sequence.
+// A batch that failed and cannot be rolled back, because another session has begun a step with its sequence.
 void taken_back_in_vain(void**) {
   World world;
   works_on(world);
@@ -321,7 +321,7 @@ void stopped(void**) {
   works_on(world);
 }
 
-// What comes after an error in the same batch is not asked of the library.
+// After an error, the rest of the batch does not reach the library.
 void the_first_error_wins(void**) {
   const World world({plain_layer(), plain_layer()});
   tandem_ggml* state = world.state.get();
@@ -336,10 +336,10 @@ void the_first_error_wins(void**) {
   assert_int_equal(world.length(0, 1), 0);
 }
 
-// Cache and session before the state, the state before the graph, and with a batch open.
+// Releases cache and session before the state, the state before the graph, and all of them with a batch open.
 void released_in_any_order(void**) {
   tandem_ggml* state = nullptr;
-  std::vector<int64_t> sequences;  // which the state borrows
+  std::vector<int64_t> sequences;  // the state borrows it
   {
     World world;
     works_on(world);
@@ -362,7 +362,7 @@ void released_in_any_order(void**) {
   Call call(world);
   expect_ok(world.state.get(), call.begin(world));
   call.compute(world);
-  world.state = world.make();  // takes the old one's batch back, complete as it is
+  world.state = world.make();  // rolls back the old state's batch, although it is complete
   assert_int_equal(world.length(0), 5);
   tandem_ggml_release(nullptr);
   works_on(world);

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: MIT
- * What a node costs beside the call from C: decode steps of one layer from `keys` keys on, in one session, in turns over two
- * sequences of the same content; the last outputs of a round are compared bit by bit. Prints the medians of the rounds.
+ * The cost of a node compared with the call from C: decode steps of one layer from `keys` keys on, in one session, in turns
+ * over two sequences of the same content. The last outputs of a round are compared bit by bit. Prints the medians of the
+ * rounds.
  *
  *   ggml_overhead_bench [keys] [threads of ggml and of Tandem] [rounds] [calls] [query heads] [product] [spin_ns]
  *
- * product: the node stands behind the product of a matrix of so many rows and columns, which all of ggml's threads compute,
- * as in a model, and the call from C behind a graph with that product alone. spin_ns: as in tandem_engine_options. */
+ * product: rows and columns of a matrix whose product all of ggml's threads compute before the node, as in a model. The call
+ * from C then comes after a graph with that product alone. spin_ns: as in tandem_engine_options. */
 #include <ggml-cpu.h>
 #include <time.h>
 
@@ -28,7 +29,7 @@ typedef struct Graph {
   struct ggml_cplan plan;
 } Graph;
 
-/* The step in both ways: k and v of a token are appended. */
+/* Tensors of a step, for both ways. The step appends k and v of one token. */
 static struct ggml_tensor *q, *k, *v, *node, *product;
 static float* o;
 static Graph with_node, without_node;
@@ -147,7 +148,7 @@ static void compute_node(void) {
   exit(1);
 }
 
-/* Microseconds each. */
+/* Returns the microseconds of one step. */
 static double time_of(void (*step)(void)) {
   const double begin = now_us();
   int call;
@@ -191,7 +192,7 @@ int main(int argc, char** argv) {
     return 2;
   }
   ggml_threadpool_params_init(&pool_params, n_threads);
-  pool = ggml_threadpool_new(&pool_params); /* before Tandem binds this thread to a core, which they would inherit */
+  pool = ggml_threadpool_new(&pool_params); /* first: ggml's threads inherit the core to which Tandem binds this thread */
   ctx = ggml_init(memory);
   open_world();
   append_keys();

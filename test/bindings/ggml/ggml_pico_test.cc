@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// A real model as a ggml graph with the node for its attention: prefill and decode of pico give the logits that Hugging Face
-// Transformers computed. The graph of a decode step is built once, as keys come and go outside of it.
+// A real model as a ggml graph with the node for its attention. Prefill and decode of pico give the logits that Hugging Face
+// Transformers computed. The graph of a decode step is built once, because keys come and go outside it.
 #include <ggml-alloc.h>
 
 #include "examples/pico_golden.h"
@@ -27,7 +27,7 @@ generate::ModelConfig read_config() {
 }
 
 struct Options {
-  bool is_cut = false;  // attended by the scheduler's callback instead of in the graph
+  bool is_cut = false;  // the scheduler's callback attends instead of the graph
   int32_t rope = TANDEM_ROPE_CALLER;
   const char* policy = "all";
 };
@@ -45,7 +45,7 @@ class Pico {
     scheduler_.reset(ggml_backend_sched_new(backends, nullptr, 1, kNodes, false, true));
     if (options.is_cut) ggml_backend_sched_set_eval_callback(scheduler_.get(), tandem_ggml_eval, nullptr);
   }
-  // Logits [n_tokens, 256] of the tokens that follow those of before.
+  // Returns the logits [n_tokens, 256] of tokens that follow the earlier ones.
   std::vector<float> forward(const std::string& tokens) {
     const auto n = static_cast<int64_t>(tokens.size());
     if (n != graph_tokens_) make_graph(n);
@@ -54,7 +54,7 @@ class Pico {
     std::vector<int32_t> ids;
     for (const char byte : tokens) ids.push_back(static_cast<uint8_t>(byte));
     ggml_backend_tensor_set(tokens_, ids.data(), 0, ids.size() * sizeof(int32_t));
-    if (positions_->buffer != nullptr)  // else the library rotates
+    if (positions_->buffer != nullptr)  // otherwise the library rotates
       ggml_backend_tensor_set(positions_, batch.pos_.data(), 0, batch.pos_.size() * sizeof(int32_t));
     tandem_ggml* state = world_.state.get();
     expect_ok(state, tandem_ggml_begin(state, &batch.view));
@@ -122,7 +122,7 @@ class Pico {
     ggml_context* c = graph_ctx_.get();
     return ggml_mul(c, ggml_rms_norm(c, x, static_cast<float>(config_.rms_eps)), weight(name));
   }
-  // [head_dim, n_heads, n_tokens], rotated where the caller does it.
+  // Returns [head_dim, n_heads, n_tokens], rotated if the caller rotates.
   ggml_tensor* heads(ggml_tensor* x, const std::string& name, int64_t n_heads, bool is_rotated) const {
     ggml_context* c = graph_ctx_.get();
     ggml_tensor* made = ggml_reshape_3d(c, ggml_mul_mat(c, weight(name), x), config_.head_dim, n_heads, x->ne[1]);
@@ -179,7 +179,7 @@ class Pico {
   int64_t graph_tokens_ = 0;
 };
 
-// A prompt of 992 tokens, 16 more as one append, then 16 one at a time.
+// Attends a prompt of 992 tokens, 16 more as one append, then 16 one at a time.
 void check(const Options& options) {
   const pico::Golden golden;
   Pico model(options);

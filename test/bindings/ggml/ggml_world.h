@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What the tests of the ggml binding share: a graph in memory of its own, which is NaN until it is written, and Tandem's
+// Shared by the tests of the ggml binding: a graph in memory of its own, which holds NaN until it is written, and Tandem's
 // objects with a state of the binding over them.
 #pragma once
 
@@ -31,7 +31,7 @@ class Graph {
   Graph& operator=(const Graph&) = delete;
 
   ggml_context* ctx() const { return ctx_; }
-  // [head_dim, n_heads, n_tokens] of noise, rounded as ggml rounds.
+  // Returns a tensor [head_dim, n_heads, n_tokens] of noise, rounded as ggml rounds.
   ggml_tensor* heads(ggml_type type, int64_t head_dim, int64_t n_heads, int64_t n_tokens, int64_t seed) const {
     ggml_tensor* tensor = ggml_new_tensor_3d(ctx_, type, head_dim, n_heads, n_tokens);
     std::vector<float> values(static_cast<size_t>(ggml_nelements(tensor)));
@@ -51,7 +51,7 @@ class Graph {
       std::memcpy(tensor->data, values, static_cast<size_t>(n_rows * n) * sizeof(float));
   }
   void add(ggml_tensor* node) const { ggml_build_forward_expand(graph_, node); }
-  // With all that has been added before.
+  // Computes the node and all nodes added before.
   void compute(ggml_tensor* node, int n_threads = 1) const {
     add(node);
     assert_int_equal(ggml_graph_compute_with_ctx(ctx_, graph_, n_threads), GGML_STATUS_SUCCESS);
@@ -63,7 +63,7 @@ class Graph {
   ggml_cgraph* graph_;
 };
 
-// What a contiguous tensor holds, as f32.
+// Returns the numbers of a contiguous tensor as f32.
 inline std::vector<float> values_of(const ggml_tensor* tensor) {
   std::vector<float> values(static_cast<size_t>(ggml_nelements(tensor)));
   assert_true(ggml_is_contiguous(tensor));
@@ -105,7 +105,7 @@ inline tandem_cache_options stored_as(int32_t type) {
   return options;
 }
 
-// Sinks and a window, columns and diagonals, blocks, all keys; for plain_layer().
+// Four head patterns for plain_layer(): sinks and a window, columns and diagonals, blocks, all keys.
 struct FourPatterns {
   tandem_head_pattern heads[4] = {TANDEM_HEAD_PATTERN_INIT, TANDEM_HEAD_PATTERN_INIT, TANDEM_HEAD_PATTERN_INIT,
                                   TANDEM_HEAD_PATTERN_INIT};

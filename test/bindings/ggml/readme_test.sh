@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: MIT
-# The header as its users get it: in every dialect without a warning, installed beside the others; the program of its page, built
-# with pkg-config and run; and what its page shows is that program.
+# The header as its users get it: compiles in every dialect without a warning and is installed beside the others. The program of
+# the binding's page is built with pkg-config and run, and the page shows that program.
 # readme_test.sh SOURCE_DIR BUILD_DIR CMAKE CC CXX GGML_INCLUDE_DIR GGML_LIB_DIR
 source "$(dirname "$0")/../../packaging/common.sh"
 source=$1 build=$2 cmake=$3 cc=$4 cxx=$5 ggml_include=$6 ggml_lib=$7
@@ -22,7 +22,7 @@ prefix=$(mktemp -d "${TMPDIR:-/tmp}/tandem-ggml.XXXXXX") && trap 'rm -rf "$prefi
 step 'cmake --install' "$cmake" --install "$build" --prefix "$prefix" || finish
 libdir=$(dirname "$(find "$prefix" -name libtandem.so)")
 export PKG_CONFIG_PATH=$libdir/pkgconfig LD_LIBRARY_PATH=$libdir:$ggml_lib
-smallest() { # compiler flags…; links what the program's first lines say, pkg-config's part of ggml (-lggml) and the rest
+smallest() { # compiler flags…; links as the program's first lines say: pkg-config's part of ggml (-lggml) and the rest
   local output flags rest line='^ \* cc smallest.c $(pkg-config --cflags --libs tandem ggml) \(-l.*\) \*/$'
   read -ra flags <<<"$(pkg-config --cflags --libs tandem)"
   read -ra rest <<<"$(sed -n "s|$line|\\1|p" "$binding/smallest.c")"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the tests of the Python binding share: a small world, and attention in double precision."""
+"""Shared by the tests of the Python binding: a small world, and attention in double precision."""
 import os
 import pathlib
 import subprocess
@@ -14,7 +14,7 @@ Q_HEADS, KV_HEADS, DIM = 4, 2, 64
 
 
 def include_folder():
-    """Where the headers are: as told, in the checkout, or beside the library that is installed."""
+    """Returns the folder of the headers: as the environment says, in the checkout, or beside the installed library."""
     if given := os.environ.get("TANDEM_INCLUDE_DIR"):
         return pathlib.Path(given)
     if (ROOT / "include").is_dir():
@@ -25,7 +25,7 @@ def include_folder():
 
 
 class World:
-    """One engine and a model of `n_layers` equal layers; caches keep f32, so that references need no rounding."""
+    """One engine and a model of `n_layers` equal layers. Caches keep f32, so references need no rounding."""
 
     def __init__(self, n_layers=1, **cache_options):
         self.engine = tandem.Engine(n_threads=2)
@@ -46,7 +46,7 @@ def world():
 
 
 def reference(q, k, v, visible=None):
-    """Causal at the end of k, or by visible [n_queries, n_keys]; returns o and lse in float64."""
+    """Attention, causal at the end of k or by visible [n_queries, n_keys]. Returns o and lse in float64."""
     q, k, v = (np.asarray(array, np.float64) for array in (q, k, v))
     group = q.shape[1] // k.shape[1]
     if visible is None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the tests of tandem.transformers share: small models of random weights, their inputs and passes."""
+"""Shared by the tests of tandem.transformers: small models of random weights, their inputs and passes."""
 import os
 
 import pytest
@@ -14,12 +14,12 @@ from tandem.transformers import TandemCache  # noqa: E402
 
 transformers.utils.logging.disable_progress_bar()
 VERSION = tuple(int(number) for number in transformers.__version__.split(".")[:2])
-OLD_MASKS = VERSION < (5, 4)  # asked for by cache_position
+OLD_MASKS = VERSION < (5, 4)  # these versions ask for masks by cache_position
 _WITHOUT_BACKEND = None
 
 
 def _why_no_cuda():
-    """Why there is no GPU to test on; TANDEM_TEST_CUDA=1 makes a missing backend a failure."""
+    """Returns why there is no GPU to test on. With TANDEM_TEST_CUDA=1 a missing backend is a failure."""
     if not torch.cuda.is_available():
         return "no GPU that PyTorch can use"
     try:
@@ -40,7 +40,7 @@ _SIZES = {"vocab_size": 97, "hidden_size": 128, "intermediate_size": 96, "num_hi
           "eos_token_id": 2, "initializer_range": 0.15}
 
 
-# head_dim is hidden_size / n_heads there.
+# These models compute head_dim as hidden_size / n_heads.
 _WITHOUT_HEAD_DIM = {**{key: value for key, value in _SIZES.items() if key != "head_dim"}, "hidden_size": 256}
 _CONFIGURATIONS = {
     "llama": ("LlamaConfig", _SIZES, {}),
@@ -71,7 +71,7 @@ _CONFIGURATIONS |= {"deepseek_v2": ("DeepseekV2Config", _MLA, {}),
 
 
 def configuration(name, **changes):
-    """Of a small model of a family."""
+    """Returns the configuration of a small model of a family."""
     kind, sizes, own = _CONFIGURATIONS[name]
     return getattr(transformers, kind)(**{**sizes, **own, **changes})
 
@@ -81,7 +81,7 @@ MORE_FAMILIES = [name for name in _CONFIGURATIONS if name not in FAMILIES]
 
 
 def batch(device, n_tokens=(37, 20, 29), side="left"):
-    """Token ids and mask of three rows of different lengths, padded on one side."""
+    """Returns token ids and mask of three rows of different lengths, padded on one side."""
     generator = torch.Generator().manual_seed(11)
     n = max(n_tokens)
     ids, mask = torch.zeros((len(n_tokens), n), dtype=torch.long), torch.zeros((len(n_tokens), n), dtype=torch.long)
@@ -93,7 +93,7 @@ def batch(device, n_tokens=(37, 20, 29), side="left"):
 
 
 def run(model, ids, mask, lens, past):
-    """Logits [batch, columns, vocabulary] of passes of the given lengths."""
+    """Returns the logits [batch, columns, vocabulary] of passes of the given lengths."""
     parts, at = [], 0
     position_ids = (mask.cumsum(1) - 1).clamp(min=0)
     with torch.no_grad():
@@ -109,7 +109,7 @@ _engines = {}
 
 
 def new_cache(window=16, device="cpu", **options):
-    """A cache on an engine of two threads, one for each device."""
+    """Returns a cache. There is one engine of two threads for each device."""
     if device not in _engines:
         _engines[device] = tandem.Engine(n_threads=2, pin_threads=0, backend="cuda" if device == "cuda" else None)
     return TandemCache(window, engine=_engines[device], **options)

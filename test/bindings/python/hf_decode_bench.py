@@ -3,15 +3,15 @@
 
 hf_decode_bench.py MODEL [--contexts 256,1024,2048,4096,8000] [--rounds 5] [--tokens 10] [--threads 2]
 
-MODEL is a folder that Transformers can load, with its tokenizer; it runs in f32. The text is that of docs/. For each context and
-each way a line of JSON tells the milliseconds a token (median and all rounds) and the largest difference of a logit from sdpa's.
-The ways are
+MODEL is a folder that Transformers can load, with its tokenizer. It runs in f32. The text is that of docs/. For each context
+and each way, a line of JSON has the milliseconds a token (median and all rounds) and the largest difference of a logit from
+sdpa's. The ways are
 
     sdpa            DynamicCache, which copies all keys and values of a layer when it appends
     tandem          TandemCache as it is
-    tandem-awake    TandemCache whose workers spin from the begin of a pass to its end, beside PyTorch's threads
+    tandem-awake    TandemCache whose workers spin during a whole pass, beside PyTorch's threads
 
-A logit that differs by more than 0.01 ends the run: no time without the right answer.
+A logit that differs by more than 0.01 ends the run: no time is printed without the right answer.
 """
 import argparse
 import json
@@ -36,7 +36,7 @@ def forward(model, past, ids):
 
 
 def decode(model, past, ids, begin, n_tokens):
-    """Appends tokens one by one and takes them back: milliseconds a token, and the logits of all."""
+    """Appends tokens one by one and rolls them back. Returns the milliseconds a token and the logits of all."""
     logits, start = [], time.perf_counter()
     for i in range(begin, begin + n_tokens):
         logits.append(forward(model, past, ids[i:i + 1]))
@@ -56,7 +56,7 @@ def run(model, ids, contexts, args):
         times, off = {way: [] for way in WAYS}, {}
         for past in caches.values():
             past.crop(context - past.get_seq_length())
-        for i in range(args.rounds + 1):  # the first warms up
+        for i in range(args.rounds + 1):  # the first round warms up
             expected = None
             for way, (attention, _) in WAYS.items():
                 model.set_attn_implementation(attention)

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: MIT
-"""When the logits of a model through Tandem count as right.
+"""When the logits of a model with Tandem count as right.
 
-What Tandem answers for is attention, and its error is bounded where it is made: on the queries, keys and values that a call
-got, the output is no further from double precision than the gate of the C tests allows (test/reference/gate.h),
+Tandem is responsible for attention only, and its error is bounded there. On the queries, keys and values of a call, the
+output may be no further from double precision than the gate of the C tests allows (test/reference/gate.h):
 
     max |o - truth| <= 2 max |plain - truth| + 1e-5        over the call's output; 3 times with a soft cap
 
-The layers behind it multiply that error, in the models of these tests 4 to 5 times its root mean square, with 25 to 35 times
-that in the largest logit, so that 1e-5 says nothing of a logit. Logits are therefore held against a model in double precision
-whose attention makes the very errors that were measured: what is left is the arithmetic of everything else, the positions and
-the order of rows, and no further away than twice the logits of the same model with eager attention are.
+The later layers multiply that error. In the models of these tests its root mean square grows 4 to 5 times, and the largest
+logit has 25 to 35 times that. So 1e-5 would be no bound for a logit. Logits are therefore compared with a model in double
+precision whose attention makes exactly the measured errors. Then only the other arithmetic, the positions and the order of
+rows can differ. The distance may be at most twice that of the same model with eager attention.
 """
 import copy
 from contextlib import contextmanager
@@ -17,12 +17,13 @@ from contextlib import contextmanager
 from hf_common import configuration, run, torch, transformers
 
 _registered = transformers.AttentionInterface()["tandem"]
-_watching: list | None = None  # the calls that Tandem's attention has had
-_errors = None                 # of attention, which the plain one is to make
+_watching: list | None = None  # the calls of Tandem's attention
+_errors = None                 # the errors that plain attention adds to its outputs
 
 
 def attention_of(query, key, value, hidden, scaling, softcap=None, s_aux=None):
-    """Attention as it is defined, [batch, n_columns, n_heads, head_dim]; sums of weights, as eager attention's, in f32 or better."""
+    """Attention by its definition, [batch, n_columns, n_heads, head_dim]. Weights are summed as in eager attention, in f32
+    or better."""
     group = query.shape[1] // key.shape[1]
     logits = query @ key.repeat_interleave(group, 1).transpose(2, 3) * scaling
     if softcap is not None:
@@ -32,7 +33,7 @@ def attention_of(query, key, value, hidden, scaling, softcap=None, s_aux=None):
     if s_aux is not None:
         logits = torch.cat([logits, s_aux.to(logits.dtype).view(1, -1, 1, 1).expand(*logits.shape[:3], 1)], -1)
     weights = torch.softmax(logits, -1, dtype=torch.promote_types(logits.dtype, torch.float32)).to(value.dtype)
-    weights = weights.nan_to_num(0)[..., :key.shape[2]]  # a row of padding sees nothing
+    weights = weights.nan_to_num(0)[..., :key.shape[2]]  # a row of padding attends nothing
     return (weights @ value.repeat_interleave(group, 1)).transpose(1, 2).contiguous()
 
 
@@ -43,7 +44,7 @@ def _plain_attention(module, query, key, value, attention_mask, scaling=None, dr
 
 
 class Call:
-    """One call of Tandem's attention: its error beside that of the plain computation, over what is no padding."""
+    """One call of Tandem's attention: its error and that of the plain computation, outside of padding."""
 
     def __init__(self, layer_idx, inputs, mask, window, options, output):
         query, key, _ = inputs
@@ -62,7 +63,7 @@ class Call:
 
 def attend_and_note(calls, attend, module, query, key, value, mask, scaling=None, softcap=None, s_aux=None, sliding_window=None,
                     **others):
-    """The call of `attend`, which is added to `calls`: over all keys and values that the layer has got in them."""
+    """Calls `attend` and adds the call to `calls`, with all keys and values that the layer got in the calls before."""
     output, _ = attend(module, query, key, value, mask, scaling=scaling, softcap=softcap, s_aux=s_aux,
                        sliding_window=sliding_window, **others)
     before = next((call for call in reversed(calls) if call.layer_idx == module.layer_idx), None)
@@ -84,18 +85,18 @@ transformers.AttentionMaskInterface.register("plain", transformers.masking_utils
 
 
 def models(name, dtype, device, **changes):
-    """Three of the same weights, rounded to dtype: with Tandem, with eager attention, and plain in double precision."""
+    """Three models of the same weights, rounded to dtype: with Tandem, with eager attention, and plain in double precision."""
     torch.manual_seed(5)
     config = configuration(name, **changes)
     first = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():
         for parameter_name, parameter in first.named_parameters():
-            if parameter_name.endswith("sinks"):  # the initial ones are 0.02 wide: nothing would show
+            if parameter_name.endswith("sinks"):  # the initial sinks have a width of 0.02, too little to matter
                 parameter.normal_()
     state = {key: value.to(dtype) for key, value in first.state_dict().items()}
     made = []
     for implementation, kind in (("tandem", dtype), ("eager", dtype), ("plain", torch.float64)):
-        # A copy: the configuration says which attention its models have.
+        # A copy, because the configuration stores which attention its models use.
         model = transformers.AutoModelForCausalLM.from_config(copy.deepcopy(config), attn_implementation=implementation, dtype=kind,
                                                               experts_implementation="eager")
         model.load_state_dict(state)
@@ -113,7 +114,7 @@ def _during(**changes):
 
 
 def calls_of(function):
-    """What `function` has attended by Tandem, in passes that share no cache with earlier ones."""
+    """Returns the calls of Tandem's attention in `function`, whose passes share no cache with earlier ones."""
     calls = []
     with _during(_watching=calls):
         function()
@@ -121,7 +122,7 @@ def calls_of(function):
 
 
 def assert_within_gate(models, ids, mask, lens, past, soft_cap=False):
-    """Runs the three of models() over the passes; returns the logits of the first, which has `past`, an empty cache."""
+    """Runs the three of models() over the passes. Returns the logits of the first, whose cache is `past`, empty before."""
     mine, eager, exact = models
     factor, seen, calls = 3 if soft_cap else 2, mask.bool(), []
     with _during(_watching=calls):

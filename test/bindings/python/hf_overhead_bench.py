@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""What a layer's attention costs more through the hook of Transformers than by Session.attend: one query over 512 keys.
+"""The extra cost of a layer's attention through the hook of Transformers, compared with Session.attend: one query over 512
+keys.
 
-hf_overhead_bench.py [ROUNDS CALLS]; host tensors, one thread. A pass has 32 layers, so that what is done once a pass counts as
-it does in a model. The results of both ways must agree before a time is printed; times are the best of ROUNDS means.
+hf_overhead_bench.py [ROUNDS CALLS]; host tensors, one thread. A pass has 32 layers, so the work done once a pass counts as
+in a model. The results of both ways must agree before a time is printed. Times are the best of ROUNDS means.
 """
 import sys
 import time

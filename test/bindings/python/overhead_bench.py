@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: MIT
-"""What a call costs more through Python than in C: one query over 512 keys, in one process on one session, in turns.
+"""The extra cost of a call through Python, compared with C: one query over 512 keys, in one process on one session, in
+turns.
 
-overhead_bench.py [BATCHES]. Compiles the loop of the other bindings ($CC; headers in $TANDEM_INCLUDE_DIR). Answers are compared
-before anything is timed. Figures are medians over batches, the difference that of two that follow each other; fails where a call
-costs more than six times what the interpreter takes to fill a structure of eight numbers and to call a C function with one of
-them, as processors differ: 4 to 5 times that on two cores of an EPYC, 2.5 us each, or 6 us where others use the cores too.
+overhead_bench.py [BATCHES]. Compiles the loop of the other bindings ($CC; headers in $TANDEM_INCLUDE_DIR). Answers are
+compared before anything is timed. Figures are medians over batches. The difference is that of two batches in a row. As
+processors differ, the limit is relative: a call may cost at most six times what the interpreter takes to fill a structure of
+eight numbers and to call a C function with one of them. It costs 4 to 5 times that on two cores of an EPYC: 2.5 us each, or
+6 us while other programs use the cores, too.
 """
 import ctypes
 import os
@@ -21,13 +23,13 @@ from conftest import ROOT, include_folder, reference
 import tandem
 
 HEADS, KV_HEADS, DIM, KEYS = 8, 2, 64, 512
-CALLS = 20  # a batch: shorter than a slice of time where others want the processor too
+CALLS = 20  # calls of a batch: less than a time slice, for cores that others use too
 MOST_UNITS = 6
 TRIES = 4
 
 
 def c_side(folder):
-    """overhead.c as a library of this process."""
+    """Loads overhead.c as a library of this process."""
     library = pathlib.Path(tandem.library_path())
     source = ROOT / "bindings/rust/tandem/benches/overhead.c"
     subprocess.run([os.environ.get("CC", "cc"), "-O2", "-shared", "-fPIC", f"-I{include_folder()}", str(source), "-o", f"{folder}/overhead.so",
@@ -60,7 +62,8 @@ def timed(body):
 
 
 def compare(attend_n, n_batches, wrap):
-    """Medians of a call through Python, of one in C, of their difference, and of what the interpreter takes for a unit."""
+    """Returns the medians of a call through Python, of one in C, of their difference, and of the interpreter's time for a
+    unit."""
     random = np.random.default_rng(5)
     q, k, v = (random.standard_normal((n, heads, DIM)).astype(np.float32) for n, heads in ((1, HEADS), (KEYS, KV_HEADS), (KEYS, KV_HEADS)))
     o, o_c = np.full_like(q, np.nan), np.full_like(q, np.nan)
@@ -94,7 +97,7 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         attend_n = c_side(folder)
         for name, wrap in (("arrays", lambda array: array), ("tandem.Tensor views", tandem.Tensor)):
-            # Who shares a core with others is slower in some tries, and faster than it is in none.
+            # On a shared core some tries are slower than the call is, and none is faster.
             for _ in range(TRIES):
                 ours, theirs, more, unit = compare(attend_n, n_batches, wrap)
                 if more <= MOST_UNITS * unit:

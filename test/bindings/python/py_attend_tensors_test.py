@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Attention over arrays of the caller's own against softmax in float64; what is refused and what is stopped."""
+"""Attention over the caller's own arrays, against softmax in float64; refused and cancelled calls."""
 import numpy as np
 import pytest
 from conftest import DIM, KV_HEADS, Q_HEADS, reference
@@ -48,7 +48,7 @@ def test_mask_hides_keys(engine, qkv):
 
 
 def test_padded_arrays_in_head_major_order(engine, qkv):
-    """[batch, heads, tokens, dim] as PyTorch has it, transposed, with lengths; rows behind them stay."""
+    """[batch, heads, tokens, dim] as in PyTorch, transposed, with lengths. Rows after the lengths stay as they are."""
     arrays = [np.ascontiguousarray(np.stack([each, 2 * each]).transpose(0, 2, 1, 3)) for each in qkv]
     q, k, v = (each.transpose(0, 2, 1, 3) for each in arrays)
     out = np.full((2, Q_HEADS, QUERIES, DIM), 7, np.float32).transpose(0, 2, 1, 3)
@@ -69,7 +69,7 @@ def test_packed_sequences(engine, qkv):
 
 @pytest.mark.parametrize("dtype, codes", [("q8_0", 32), ("q4_0", 16)])
 def test_blocks(engine, qkv, dtype, codes):
-    """Blocks whose scale is 1 and whose codes are all 1: V is 1, whatever the weights are."""
+    """Blocks with a scale of 1 and codes of 1: every V is 1, so the output is 1 for any weights."""
     one = np.array([1], np.float16).view(np.uint8).tolist()
     block = np.array(one + [1 if dtype == "q8_0" else 0x99] * codes, np.uint8)
     rows = np.tile(block, DIM // 32)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Attention through the binding against softmax in float64; steps, speculation, merging, selection, threads."""
+"""Attention through the binding, against softmax in float64; steps, speculation, merging, selection, threads."""
 import threading
 import time
 
@@ -36,7 +36,7 @@ def test_program_of_the_front_page(capsys):
 def test_example_of_the_readme():
     names = {}
     exec(first_program(ROOT / "bindings/python/README.md"), names)
-    np.testing.assert_allclose(names["o"], 1, atol=1e-3)  # of scales in f16
+    np.testing.assert_allclose(names["o"], 1, atol=1e-3)  # scales are f16
     assert names["sequence"].length() == 4097
 
 
@@ -46,7 +46,7 @@ def test_several_sequences_stand_one_after_another(world):
     o = world.session.attend([world.sequence, other], q, k, v, q_lens=[5, 2])
     np.testing.assert_allclose(o[:5], reference(q[:5], k[:5], v[:5])[0], **CLOSE)
     np.testing.assert_allclose(o[5:], reference(q[5:], k[5:], v[5:])[0], **CLOSE)
-    again = world.session.attend([other, world.sequence], q[[6, 4]], q_lens=[1, 1])  # the last tokens that are there
+    again = world.session.attend([other, world.sequence], q[[6, 4]], q_lens=[1, 1])  # the last tokens of the sequences
     np.testing.assert_allclose(again, o[[6, 4]], **CLOSE)
 
 
@@ -96,7 +96,7 @@ def test_step_counts_all_layers_or_none():
     with pytest.raises(tandem.InvalidStateError, match="layer"), world.session.step(world.sequence):
         world.session.attend(world.sequence, q, k, v)
     assert [world.sequence.length(i) for i in (0, 1)] == [1, 1]
-    with pytest.raises(KeyError), world.session.step([world.sequence], [1]):  # what the body raises is what is seen
+    with pytest.raises(KeyError), world.session.step([world.sequence], [1]):  # the caller gets the body's exception
         world.session.attend(world.sequence, q, k, v)
         raise KeyError
     assert [world.sequence.length(i) for i in (0, 1)] == [1, 1]
@@ -114,7 +114,7 @@ def test_speculative_tree_and_commit(world):
     np.testing.assert_allclose(o, reference(q[6:], k, v, visible)[0], **CLOSE)
     assert world.sequence.length() == 6
     with pytest.raises(tandem.InvalidArgumentError):
-        world.session.commit(world.sequence, [1, 3])  # no chain
+        world.session.commit(world.sequence, [1, 3])  # not a chain
     world.session.commit(world.sequence, [0, 2])
     kept, _ = world.sequence.read()
     assert np.array_equal(kept, k[[*range(7), 8]])
@@ -226,7 +226,7 @@ def test_eight_threads_on_one_engine(world):
 
 
 def test_threads_on_one_session_wait_for_each_other(world):
-    """The C ABI leaves this to the caller; here no thread's arrays may get into another's call."""
+    """The C ABI leaves this to the caller. Here no thread's arrays may get into another thread's call."""
     sequences = [world.cache.create_sequence() for _ in range(4)]
     q, k, v = world.qkv(30)
     failures = []
@@ -247,7 +247,7 @@ def test_threads_on_one_session_wait_for_each_other(world):
 
 
 def test_other_threads_run_during_a_call(world):
-    """A long call leaves the interpreter's lock to others: one notes the time in the middle of it."""
+    """A long call releases the interpreter's lock: another thread notes the time during it."""
     noted, stop = [], threading.Event()
 
     def note():
@@ -264,7 +264,7 @@ def test_other_threads_run_during_a_call(world):
             start = time.perf_counter()
             world.session.attend(sequence, q, k, v)
             took = time.perf_counter() - start
-            if took < 0.1:  # not long against the interval at which threads are switched
+            if took < 0.1:  # not long compared with the interval at which threads are switched
                 n_tokens *= 2
                 continue
             n_long += 1

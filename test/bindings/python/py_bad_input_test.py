@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Whatever is given to the package, the answer is right or an exception that names the field: never a crash, never a hang."""
+"""Any input gives the right answer or an exception that names the field: never a crash, never a hang."""
 import copy
 import os
 import pickle
@@ -18,7 +18,7 @@ ABSENT = object()
 
 
 def described(**changes):
-    """An object whose interface anybody may have written; `name` says which."""
+    """An object whose interface may contain anything. `name` selects the interface."""
     name = changes.pop("name", "__array_interface__")
     array = np.zeros((5, Q_HEADS, DIM), np.float32)
     interface = {**array.__array_interface__, **changes}
@@ -50,13 +50,13 @@ def test_interfaces_that_are_no_dictionaries(world):
     with pytest.raises(tandem.InvalidArgumentError) as raised:
         tandem.Tensor(described(name="__cuda_array_interface__", version=3, stream="x"))
     assert raised.value.field == "stream"
-    with pytest.raises(tandem.InvalidArgumentError) as raised:  # address 0 goes to the library, which refuses it
+    with pytest.raises(tandem.InvalidArgumentError) as raised:  # address 0 reaches the library, which refuses it
         world.session.attend(world.sequence, described(data=(None, False)), *world.qkv(5)[1:], q_lens=[5], out=world.qkv(5)[0])
     assert raised.value.field.startswith("q")
 
 
 def owner_that_raises(name, error):
-    """An object whose member `name` raises when it is asked for, or called where it is one of DLPack's."""
+    """An object whose member `name` raises: when it is read, or when it is called if it belongs to DLPack."""
     def raises(*_, **__):
         raise error
 
@@ -73,7 +73,7 @@ def test_owners_that_raise(world, name, error):
                     lambda: world.session.attend(world.sequence, q, k, v, out=odd)):
         with pytest.raises(tandem.InvalidArgumentError) as raised:
             attempt()
-        # A property that raises AttributeError is one that is not there.
+        # Python takes a property that raises AttributeError for a missing one.
         assert (error is AttributeError and not name.startswith("__dlpack")) or "the owner's words" in raised.value.message
     assert world.sequence.length() == 0
 
@@ -174,7 +174,7 @@ def test_values_of_the_wrong_kind(world, call, field):
 
 
 def huge(array, n):
-    """So many tokens in the memory of a few: a shape alone, nothing of it is read."""
+    """A tensor of n tokens in the memory of a few. The library only sees the shape and reads no row."""
     return np.lib.stride_tricks.as_strided(array, (n, *array.shape[1:]), array.strides)
 
 
@@ -196,13 +196,13 @@ def test_handles_and_views_are_not_copied(world):
         for copied in (copy.copy, copy.deepcopy, pickle.dumps):
             with pytest.raises(TypeError, match=f"tandem.{type(thing).__name__} can be neither copied nor pickled"):
                 copied(thing)
-    layer = pickle.loads(pickle.dumps(world.layer))  # what is plain data travels
+    layer = pickle.loads(pickle.dumps(world.layer))  # plain data can be pickled
     assert layer == world.layer
 
 
 @pytest.mark.parametrize("name", ["engine", "model", "cache", "session", "sequence"])
 def test_closed_while_other_threads_call(name):
-    """Calls end with the right answer or say that the object is closed."""
+    """Calls give the right answer, or report that the object is closed."""
     for _ in range(5):
         world = World()
         q, k, v = world.qkv(64)
@@ -238,7 +238,7 @@ def test_closed_while_other_threads_call(name):
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
 def test_child_of_fork_while_a_thread_is_in_a_call():
-    """The child has the session's lock as the thread left it; calls are refused there all the same, and end."""
+    """The child gets the session's lock as the thread left it. Calls there are refused and return."""
     program = f"""
 import os, signal, sys, threading, warnings
 warnings.simplefilter("ignore")
@@ -279,7 +279,7 @@ print(os.waitstatus_to_exitcode(status), w.sequence.length())
 
 
 def in_child(arguments):
-    """Of a pool made by fork: what came with it is refused, plain data and exceptions travel."""
+    """In a child of a forked pool: inherited objects are refused, plain data and exceptions can be passed."""
     try:
         tandem.Model(arguments)
     except tandem.TandemError as error:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Sequences, statistics, plans, capabilities: what surrounds attention."""
+"""Sequences, statistics, plans and capabilities."""
 import json
 
 import numpy as np

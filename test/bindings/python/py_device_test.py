@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Tensors in device memory, of PyTorch and by interface alone: attention, streams, planned steps, CUDA graphs, refusals."""
+"""Tensors in device memory, of PyTorch and of plain interfaces: attention, streams, planned steps, CUDA graphs, refusals."""
 import numpy as np
 import pytest
 from conftest import DIM, KV_HEADS, Q_HEADS, reference
@@ -13,7 +13,7 @@ N_LAYERS = 2
 
 
 class CudaInterface:
-    """An object that has __cuda_array_interface__ and nothing else."""
+    """An object that has only __cuda_array_interface__."""
 
     def __init__(self, tensor, **changes):
         self.held = tensor
@@ -24,7 +24,7 @@ class CudaInterface:
 class OldDlpack:
     """DLPack from before version 1."""
 
-    __module__ = "cupy"  # a package whose arrays may be written
+    __module__ = "cupy"  # this package's arrays may be written
 
     def __init__(self, tensor):
         self.held = tensor
@@ -55,7 +55,7 @@ def world():
 
 
 def spread(tensor):
-    """The same numbers with gaps between tokens and heads, NaN in the gaps."""
+    """The same numbers with gaps between tokens and heads. The gaps are NaN."""
     n, heads, dim = tensor.shape
     wide = torch.full((2 * n, 3 * heads, dim + 8), torch.nan, device=tensor.device, dtype=tensor.dtype)
     view = wide[::2, ::3, 4:-4]
@@ -82,7 +82,7 @@ def test_attends_device_tensors(world, wrap):
         keys.append(k)
         values.append(v)
         expected, expected_lse = reference(*(t.cpu().numpy() for t in (q, torch.cat(keys), torch.cat(values))))
-        got = out if wrap is spread else getattr(out, "held", o)  # spread copies
+        got = out if wrap is spread else getattr(out, "held", o)  # spread() copies
         np.testing.assert_allclose(got.cpu().numpy(), expected, **CLOSE)
         np.testing.assert_allclose(lse.cpu().numpy(), expected_lse, **CLOSE)
     stored_k, stored_v = sequence.read()
@@ -105,7 +105,7 @@ def test_types(dtype):
 @pytest.mark.parametrize("wrap", [lambda t, stream: t, lambda t, stream: tandem.Tensor(t, stream=stream),
                                   lambda t, stream: CudaInterface(t, stream=stream)], ids=["torch", "views", "interface"])
 def test_call_is_ordered_after_its_stream(world, wrap):
-    """The inputs are written on the stream behind work that takes a while, and read back on it."""
+    """Inputs are written on the stream after other work, and outputs are read on it."""
     sequence, stream = world.cache.create_sequence(), torch.cuda.Stream()
     q, k, v = world.qkv(300)
     late = [torch.zeros_like(t) for t in (q, k, v)]
@@ -124,7 +124,7 @@ def test_call_is_ordered_after_its_stream(world, wrap):
 
 
 def test_producer_on_another_stream_is_waited_for(world):
-    """What torch writes on its current stream is there on the call's: its __dlpack__ makes the one wait for the other."""
+    """The call's stream sees data that torch writes on its current stream: __dlpack__ makes the one wait for the other."""
     sequence, writer, reader = world.cache.create_sequence(), torch.cuda.Stream(), torch.cuda.Stream()
     q, k, v = world.qkv(300)
     late, o = [torch.zeros_like(t) for t in (q, k, v)], torch.zeros_like(q)
@@ -146,7 +146,7 @@ def test_foreign_stream_of_an_interface_is_refused(world):
 
 
 def decode(world, sequences, stream, attend, n_steps, prompts=(100, 90)):
-    """Prompts and `n_steps` planned steps of one token a sequence; compares every output with the reference."""
+    """Prompts and `n_steps` planned steps of one token a sequence. Compares every output with the reference."""
     kept = [[[] for _ in range(2)] for _ in range(N_LAYERS)]
     for i, (sequence, n) in enumerate(zip(sequences, prompts)):
         for layer in range(N_LAYERS):
@@ -214,7 +214,7 @@ def test_a_planned_step_that_is_not_done_is_taken_back(world):
         world.session.attend(sequence, q, k, v, layer_idx=layer, out=torch.empty_like(q), stream=number)
     with world.session.step(sequence, 1, stream=number):
         world.session.attend(sequence, q[:1], k[:1], v[:1], out=torch.empty_like(q[:1]), stream=number)
-    world.engine.drain()  # the stream may have ended before the library's thread has seen it
+    world.engine.drain()  # the stream may have ended before the library's thread has noticed
     with pytest.raises(tandem.InvalidStateError), world.session.step(sequence, 1, stream=number):
         pass
     assert [sequence.length(i) for i in range(N_LAYERS)] == [40, 40]
@@ -262,7 +262,7 @@ def test_device_memory_is_the_plan(world):
     sequence = world.cache.create_sequence()
     for layer in range(N_LAYERS):
         _, k, v = world.qkv(2999)
-        sequence.append(k.cpu(), v.cpu(), layer_idx=layer)  # an append on the device would take room for itself
+        sequence.append(k.cpu(), v.cpu(), layer_idx=layer)  # an append on the device would take room there
     for layer in range(N_LAYERS):
         q, k, v = world.qkv(1)
         world.session.attend(sequence, q, k, v, layer_idx=layer, out=torch.empty_like(q))
@@ -273,7 +273,7 @@ def test_device_memory_is_the_plan(world):
 
 
 def test_offloaded_weights_are_arrays_of_torch():
-    """A token's products with matrices of which most cross the bus, on a stream of its own, round after round."""
+    """A token's products with matrices on a stream of its own, round after round. Most matrices cross the bus."""
     engine, stream = tandem.Engine(n_threads=2, pin_threads=0, backend="cuda"), torch.cuda.Stream()
     generator = torch.Generator().manual_seed(5)
     matrices = [torch.randn((256, 256), generator=generator) / 16 for _ in range(9)]
@@ -294,7 +294,7 @@ def test_offloaded_weights_are_arrays_of_torch():
 
 @pytest.mark.parametrize("where", ["cpu", "cuda"])
 def test_keys_are_made_of_hidden_states(where):
-    """Those outside the window, of matrices on either side; the store has NaN in their place."""
+    """Keys outside the window are rebuilt, with matrices in host or device memory. The store has NaN in their place."""
     n, hidden, window = 400, 128, 64
     generator = torch.Generator().manual_seed(6)
     x = torch.randn((n, hidden), generator=generator).bfloat16()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Docstrings: each public object has one, whose numpydoc sections name every parameter and every member of what calls return."""
+"""Each public object has a docstring. Its numpydoc sections name every parameter, and every member of results."""
 import dataclasses
 import inspect
 import re
@@ -9,13 +9,13 @@ import pytest
 import tandem
 
 OBJECTS = {name: getattr(tandem, name) for name in tandem.__all__ if not name.startswith("LOG_")}
-MADE_BY_CALLS = (tandem.Sequence, tandem.Step, tandem.Block)  # not by their users
+MADE_BY_CALLS = (tandem.Sequence, tandem.Step, tandem.Block)  # users get these from calls and do not construct them
 METHODS = {f"{name}.{method}": function for name, kind in OBJECTS.items() if inspect.isclass(kind)
            for method, function in vars(kind).items() if inspect.isfunction(function) and not method.startswith("_")}
 
 
 def documented(text):
-    """Names in the sections, of numpydoc, that list names."""
+    """Returns the names in the numpydoc sections that list names."""
     names = set()
     for section, body in re.findall(r"^(\w+)\n-{3,}\n(.*?)(?=^\w+\n-{3,}\n|\Z)", inspect.cleandoc(text) + "\n", re.M | re.S):
         assert section in ("Parameters", "Attributes", "Returns", "Raises"), section
@@ -25,7 +25,7 @@ def documented(text):
 
 
 def wanted(thing):
-    """What the sections have to name: parameters of calls, members of what calls return."""
+    """Returns the names that the sections must have: parameters of calls, members of results."""
     if dataclasses.is_dataclass(thing):
         return {field.name for field in dataclasses.fields(thing)}
     if inspect.isclass(thing) and issubclass(thing, tuple):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Each status that can be provoked without a GPU raises its class, with field and message; what this side refuses itself."""
+"""Each status that can occur without a GPU raises its class, with field and message. Also refusals of the binding itself."""
 import gc
 import os
 import pickle
@@ -72,7 +72,7 @@ def test_capacity():
 
 
 def test_out_of_memory():
-    """In a process of its own, whose address space is limited once everything is loaded."""
+    """Runs in a process of its own, whose address space is limited once everything is loaded."""
     program = """
 import resource, tandem
 engine = tandem.Engine(n_threads=1)
@@ -91,7 +91,7 @@ except MemoryError as error:
 
 
 def test_system():
-    """More threads than there is room for their stacks, in a process of its own whose address space is limited."""
+    """Asks for more threads than there is room for stacks, in a process of its own whose address space is limited."""
     program = """
 import errno, resource, tandem
 taken = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
@@ -106,7 +106,7 @@ except tandem.SystemError as error:
 
 
 def test_cancelled():
-    """By a flag, set before and by another thread during the call, and by what the progress callback raises."""
+    """A flag cancels the call, set before or during it, and so does an exception of the progress callback."""
     world = World(page_tokens=16)
     q, k, v = world.qkv(3000)
     world.sequence.append(k[:100], v[:100])
@@ -161,7 +161,7 @@ def test_a_callback_may_not_wait_for_its_call(world, call):
         world.session.attend(world.sequence, q, k, v, progress=lambda *_: call(world, q, k, v))
     assert refusal.value.field == "progress" and world.sequence.length() == 0
     world.session.attend(world.sequence, q, k, v)
-    # Of another engine it may use everything, and of its own what does not wait.
+    # The callback may use another engine freely, and of its own engine every call that does not wait.
     other, lengths = World(), []
 
     def use(*_):
@@ -199,8 +199,9 @@ def test_not_found(world):
 
 
 def test_timeout(world):
-    """Keys that leave the window are judged in the background, which takes longer than no time at all."""
-    session = tandem.Session(world.cache, policy="hgca", window_tokens=16, sink_tokens=0, beta=0.0)  # keeps and copies all
+    """Keys that leave the window are judged in the background, which takes longer than the timeout of 0."""
+    # keeps and copies all keys
+    session = tandem.Session(world.cache, policy="hgca", window_tokens=16, sink_tokens=0, beta=0.0)
     q, k, v = world.qkv(6000)
     session.attend(world.sequence, q, k, v)
     seen = []
@@ -294,7 +295,7 @@ def test_unknown_options_are_type_errors(world):
 
 
 def test_log_callback_that_raises():
-    """The cap leaves no memory for copies of selected keys, which is worth a warning; the call itself succeeds."""
+    """The cap leaves no memory for copies of selected keys, which causes a warning. The call itself succeeds."""
     said, unraisable, main = [], [], threading.get_ident()
 
     def log(level, message):
@@ -310,7 +311,7 @@ def test_log_callback_that_raises():
         plan = tandem.plan_memory(engine, model, [n], session=options)
         cache = tandem.Cache(engine, model, host_cap_bytes=plan.host_kv_bytes + plan.host_session_bytes)
         sequence, session = cache.create_sequence(), tandem.Session(cache, **options)
-        engine.close()  # the callback has to outlive the object that it was given to
+        engine.close()  # the callback must outlive the object that it was given to
         del engine
         gc.collect()
         random = np.random.default_rng(1)

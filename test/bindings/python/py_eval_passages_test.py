@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""python -m tandem.eval over several passages, from one prefill, in parts, and what its questions are."""
+"""python -m tandem.eval over several passages: from one prefill, in parts, and its questions."""
 import json
 import random
 
@@ -109,7 +109,7 @@ def test_an_answer_ends_behind_its_number(said, ends):
 
 
 class Parrot:
-    """A model that says 12345 after whatever it has read, and notes what came."""
+    """A model that answers 12345 to any text and notes its inputs."""
 
     def __init__(self):
         self.tokenizer, self.came = Tokenizer(), []

@@ -28,7 +28,7 @@ HGCA = "policy=hgca,window_tokens=32,sink_tokens=4,halo_tokens=2"
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    """A folder with a model of bytes, and a text file."""
+    """Returns a folder with a model of bytes, and a text file."""
     folder = tmp_path_factory.mktemp("model")
     torch.manual_seed(3)
     config = transformers.LlamaConfig(vocab_size=256, hidden_size=128, intermediate_size=96, num_hidden_layers=2,
@@ -66,7 +66,7 @@ def measured(model, tmp_path_factory):
 
 
 def negative_log_likelihood(model, first, end):
-    """The mean over tokens [first, end), by one dense pass and a softmax in double precision."""
+    """Returns the mean over tokens [first, end), by one dense pass and a softmax in double precision."""
     ids = list(TEXT.encode())[:end]
     network = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="eager")
     with torch.no_grad():
@@ -110,7 +110,8 @@ def test_a_dense_layer_leaves_nothing_out(measured):
     none, one, both = (figures_of(measured, "decode", **options, **more) for more in (
         {}, {"dense_layers": [1]}, {"dense_layers": [0, 1]}))
     assert np.all(np.array(one["kept_share"])[1] == 1) and np.all(np.array(one["mass_left_out"])[1] == 0)
-    for name in ("kept_share", "read_share", "mass_left_out"):  # layer 0 selects as it did: nothing before it has changed
+    # layer 0 selects as before, because no earlier layer has changed
+    for name in ("kept_share", "read_share", "mass_left_out"):
         assert one[name][0] == none[name][0]
     assert max(none["mass_left_out"][1]) > 0
     assert none["kv_bytes_read_share"] < one["kv_bytes_read_share"] < both["kv_bytes_read_share"] == 1
@@ -121,7 +122,8 @@ def test_dense_layers_that_are_found_cost_what_is_said(measured):
     none = figures_of(measured, "decode", **dict(parse(HGCA).options))
     best = _dense_layers.best_dense_layers(none)
     assert sorted(one.layer_idx for one in best) == [0, 1]
-    n_bytes = (CONTEXT + 4) * 2 * 2 * 64 * 4  # queries of the sampled steps, 2nd, 4th and 6th, see 162, 164 and 166 keys
+    # the sampled steps are the 2nd, 4th and 6th, whose queries see 162, 164 and 166 keys
+    n_bytes = (CONTEXT + 4) * 2 * 2 * 64 * 4
     for one in best:
         assert math.isclose(one.mass_left_out, np.mean(none["mass_left_out"][one.layer_idx]), rel_tol=1e-9)
         assert math.isclose(one.read_bytes + one.more_bytes, n_bytes, rel_tol=1e-9)
@@ -253,8 +255,8 @@ def test_interrupt_and_resume(model, tmp_path, monkeypatch, capsys):
     before = lines_of(out)
     assert [line["what"]["setting"] for line in before] == ["dense", {"policy": "all"}]
     with open(out / "results.jsonl", "a") as file:
-        file.write('{"what": {"measur')  # a run that was killed as it wrote
-    assert run(model, out, *settings, tasks="mass") == 2  # not without --resume
+        file.write('{"what": {"measur')  # as a run leaves it that was killed while writing
+    assert run(model, out, *settings, tasks="mass") == 2  # refused without --resume
     calls += ["the second call is over"]
     assert run(model, out, *settings, "--resume", tasks="mass") == 0
     assert calls[:2] == ["all", "hgca w32 halo 2 sink 4"] and calls[3:] == ["hgca w32 halo 2 sink 4"]  # "all" is skipped
@@ -287,7 +289,7 @@ def test_table_and_pictures(measured):
     for name in names[:4]:
         tree = xml.etree.ElementTree.parse(measured / name)
         cells = [cell for cell in tree.iter("{http://www.w3.org/2000/svg}rect") if len(cell)]
-        # Two settings leave something out.
+        # Two of the settings leave keys out.
         assert len(cells) == 2 * (2 * 4 if name.startswith("mass") else 2 * 2)
     for name in names[4:]:
         points = [point for point in xml.etree.ElementTree.parse(measured / name).iter("{http://www.w3.org/2000/svg}circle")
@@ -304,7 +306,7 @@ def test_a_line_joins_what_is_not_beaten():
     places = [[tuple(map(float, place.split(","))) for place in line] for line in lines]
     (b, d, a), (f,) = places
     assert f == (b[0], a[1]) and b[0] < d[0] and abs((d[0] - b[0]) - (a[0] - d[0])) <= 0.2  # shares are linear
-    assert abs((d[1] - b[1]) - (a[1] - d[1])) <= 0.2 and d[1] > b[1]  # losses that halve go down by the same
+    assert abs((d[1] - b[1]) - (a[1] - d[1])) <= 0.2 and d[1] > b[1]  # losses that halve decrease by equal steps
 
 def test_colors_follow_values():
     heat_map = HeatMap("t", "r", "c", ["0"], ["0", "1", "2"], [Panel("p", "s", [[0.0, 0.5, None]])], 0.5, (16, 14))
@@ -380,7 +382,7 @@ class Terminal(io.StringIO):
 def test_progress_is_one_line_on_a_terminal_and_rare_elsewhere():
     for stream, n_said in ((Terminal(), 1), (io.StringIO(), 0)):
         progress = Progress(100, stream)
-        progress._said -= 1  # a second ago
+        progress._said -= 1  # as if it was printed a second ago
         progress.prefill(25)
         said = stream.getvalue()
         assert said.count(" 25%") == n_said and "\n" not in said

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Hidden states, offloaded weights and what devices answer, on a device module that lives in host memory.
+"""Hidden states, offloaded weights and errors of devices, on a device module that uses host memory.
 
-It is libtandem-standin.so of the library's tests, whose path is in $TANDEM_TEST_MODULE; without it tests that need it are skipped.
+The module is libtandem-standin.so of the library's tests. $TANDEM_TEST_MODULE has its path. Without it, tests that need it
+are skipped.
 """
 import ctypes
 import os
@@ -21,7 +22,7 @@ CREATE_EVENT = 16
 
 
 class Controls(ctypes.Structure):
-    """What a test does to the device: the first members of the module's table."""
+    """A test's controls of the device: the first members of the module's table."""
 
     _fields_ = [("reset", ctypes.CFUNCTYPE(None)), ("set_delay", ctypes.CFUNCTYPE(None, ctypes.c_int64)),
                 ("lose_device", ctypes.CFUNCTYPE(None)),
@@ -45,13 +46,13 @@ def device_engine():
 
 
 def short(random, shape, most=1.0):
-    """Numbers of the kind that bf16 holds, and as its bits."""
+    """Returns numbers that bf16 can represent, and their bits."""
     numbers = (random.uniform(-most, most, shape).astype(np.float32).view(np.uint32) & 0xFFFF0000).view(np.float32)
     return numbers, tandem.Tensor((numbers.view(np.uint32) >> 16).astype(np.uint16), "bf16")
 
 
 class Projected:
-    """A layer whose keys and values come of hidden states."""
+    """A layer whose keys and values are made from hidden states."""
 
     def __init__(self, order="out_in", **changes):
         random = np.random.default_rng(3)
@@ -100,7 +101,7 @@ def test_hidden_states_stay_with_their_tokens():
 
 
 class AtZero:
-    """Halves in device memory that has no address."""
+    """Half-precision numbers in device memory without an address."""
 
     __cuda_array_interface__ = {"shape": (KV_HEADS * DIM, HIDDEN), "typestr": "<f2", "data": (0, False), "strides": None, "version": 3}
 
@@ -142,7 +143,7 @@ def test_a_projection_is_one():
 
 
 class OnDevice:
-    """Memory of the device with these contents, blocks that stay there, as arrays with an interface."""
+    """Device memory with these contents, in resident blocks, as arrays with an interface."""
 
     def __init__(self, engine, *arrays, stream=None):
         self.weights = tandem.Weights(engine, arrays, resident_bytes=1 << 30)
@@ -156,7 +157,7 @@ class OnDevice:
                                              "typestr": like.dtype.str}
 
         def read(self):
-            """Its values, once there is no NaN among them: the stand-in's memory is the host's."""
+            """Returns the values once none of them is NaN. The stand-in's memory is host memory."""
             values = np.frombuffer((ctypes.c_char * self.block.n_bytes).from_address(self.block.data), np.float32)
             end = time.monotonic() + 20
             while np.isnan(values).any() and time.monotonic() < end:
@@ -165,7 +166,8 @@ class OnDevice:
 
 
 class Rebuilt:
-    """A sequence whose keys outside the window are made of hidden states: what the store has in their place, NaN, is not attended."""
+    """A sequence whose keys outside the window are rebuilt from hidden states. The store has NaN in their place, which is
+    not attended."""
 
     def __init__(self, engine, projected):
         random = np.random.default_rng(4)
@@ -208,7 +210,7 @@ def test_keys_are_made_of_hidden_states(controls, order):
 
 @pytest.mark.parametrize("order", ["in_out", "out_in"])
 def test_keys_are_made_by_offloaded_weights(controls, order):
-    """Of matrices that cross the bus themselves. The session keeps them."""
+    """The matrices cross the bus themselves. The session keeps them."""
     engine, own = device_engine(), Projected(order)
     matrices = [getattr(own.layer.projection, name).array for name in ("w_k", "w_v")]
     weights = tandem.Weights(engine, [*matrices, bytes(1000)])
@@ -252,12 +254,12 @@ def test_plans_of_calls(controls):
 
 
 def test_blocks_are_what_was_given(controls):
-    """Blocks that stay and blocks that cross the bus, round after round, from a device that is late, in two threads."""
+    """Resident blocks and blocks that cross the bus, round after round, from a late device, in two threads."""
     blocks = [(np.arange(3000 + 100 * i) % 256 ^ i).astype(np.uint8) for i in range(7)]
     given = [blocks[0], blocks[1].tobytes(), bytearray(blocks[2].tobytes()), memoryview(blocks[3]), *blocks[4:]]
     engine = device_engine()
     weights = tandem.Weights(engine, given, resident_bytes=8000)
-    engine.close()  # the weights keep it
+    engine.close()  # the weights keep the engine
     controls.set_delay(50_000)
     failed = []
 
@@ -322,7 +324,8 @@ def test_weights_that_are_refused(controls):
 
 
 def test_what_a_device_answers(controls):
-    """It comes through, and afterwards the same call goes through. Some of these statuses nobody else gives."""
+    """The caller gets the device's status, and then the same call succeeds. Some of these statuses come from no other
+    source."""
     engine = device_engine()
     for kind in (tandem.IoError, tandem.CorruptError, tandem.SystemError, tandem.InternalError, tandem.OutOfMemoryError):
         status = next(code for code, made in tandem._errors.ERROR_CLASSES.items() if made is kind)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The declarations of tandem/_abi.py are those of tandem.h: against a C program, and against the header's prototypes."""
+"""The declarations of tandem/_abi.py equal those of tandem.h: compared with a C program, and with the header's prototypes."""
 import ctypes
 import os
 import re
@@ -56,7 +56,7 @@ def test_structs_and_constants_are_those_of_c(tmp_path):
 
 
 def kind_of(declaration):
-    """The ctypes kind of a parameter or result of the header."""
+    """Returns the ctypes kind of a parameter or result of the header."""
     declaration = re.sub(r"\bconst\b", "", declaration).strip()
     if declaration.count("*") == 1 and declaration.startswith("char"):
         return ctypes.c_char_p
@@ -72,7 +72,7 @@ def test_prototypes_are_those_of_the_header():
     for result, name, parameters in re.findall(r"^TANDEM_API ([^(]*[ *])(tandem_\w+)\(([^)]*)\);", text, re.M):
         parts = [] if parameters.strip() == "void" else parameters.split(",")
         found[name] = (kind_of(result), *(kind_of(part) for part in parts))
-    # A buffer that is written is given as an address.
+    # A buffer that the call writes is passed as an address.
     for name in ("tandem_engine_report", "tandem_plan_report", "tandem_route_report"):
         assert found[name][1] is ctypes.c_char_p
         found[name] = (found[name][0], ctypes.c_void_p, *found[name][2:])

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""Patterns.max_distance against a reference in double precision that rotates nothing: it takes the distance of each query and key."""
+"""Patterns.max_distance against a reference in double precision. It rotates nothing and uses the distance of each query and
+key."""
 import dataclasses
 import sys
 
@@ -35,7 +36,7 @@ class Case:
 
 
 class Beside:
-    """A sequence of the library beside arrays of the same rows and their positions."""
+    """A sequence of the library, and arrays of the same rows and their positions."""
 
     def __init__(self, case, seed=1):
         layer = {"rope": "halves", "rope_theta": 500.0, **case.layer}
@@ -77,7 +78,8 @@ class Beside:
         return o
 
     def seen(self, head, first, n):
-        """Which tokens the queries [first, first + n) of the newest call attend. One query has its KV head's sinks and window."""
+        """Returns the tokens that queries [first, first + n) of the newest call attend. A single query attends its KV head's
+        sinks and window."""
         tokens, masks = np.arange(len(self.k)), []
         for t in range(first, first + n):
             begin = first + (t - first) // reference.BLOCK * reference.BLOCK if n > 1 else t
@@ -124,14 +126,14 @@ CASES = {
 def test_calls_attend_as_the_reference_says(case):
     beside, other = Beside(case), None
     for n in case.lengths:
-        if case.cache.get("page_tokens"):  # another sequence's pages lie in between
+        if case.cache.get("page_tokens"):  # puts pages of another sequence between
             other = other or beside.cache.create_sequence()
             other.append(*beside.rows(40)[1:])
         beside.call(n)
 
 
 def test_the_reference_tells_a_limit_from_none():
-    """What the comparisons above would miss nothing of: without the limit the answers are others, by far."""
+    """The comparisons above would notice a missing limit: without it the answers differ widely."""
     beside = Beside(Case(max_distance=150))
     unlimited = beside.new_session(0)
     beside.call(600)
@@ -147,7 +149,7 @@ def test_the_reference_tells_a_limit_from_none():
 @pytest.mark.parametrize("shift", [False, True])
 @pytest.mark.parametrize("heads", HEADS.values(), ids=HEADS)
 def test_positions_with_gaps(heads, shift):
-    """Distances are those of positions, where some tokens have been removed."""
+    """After tokens have been removed, distances are those of positions."""
     beside = Beside(Case(heads=heads, max_distance=250))
     beside.call(300)
     beside.remove(8, 5, shift)  # among the sinks
@@ -167,7 +169,7 @@ def test_chunks_of_whole_blocks_give_what_one_call_gives():
 
 
 def test_sequences_of_a_call_of_different_lengths():
-    """One is beyond the limit, one not, and one crosses it."""
+    """One is beyond the limit, one is not, and one crosses it."""
     for heads in HEADS.values():
         each = [Beside(Case(heads=heads), seed=3) for _ in range(3)]
         for one, n in zip(each, (700, 10, 100), strict=True):
@@ -193,14 +195,14 @@ def test_guesses_and_queries_of_tokens_that_are_there():
     again = Beside(Case())
     again.call(500)
     np.testing.assert_allclose(guessed[0], np.asarray(again.session.attend(again.sequence, q[:1], k[:1], v[:1]))[0], **CLOSE)
-    asked = np.asarray(beside.session.attend(beside.sequence, q[:1]))  # the last token's query
+    asked = np.asarray(beside.session.attend(beside.sequence, q[:1]))  # the query of the last token
     k, v = beside.k, beside.v
     beside.compare(q[:1], asked, np.stack([beside.expected(h, q[:1, h], 150)[1] for h in range(Q_HEADS)], 1))
     assert len(k) == len(v) == beside.sequence.length()
 
 
 def test_a_query_attends_sinks_at_the_limit_however_far_it_is():
-    """Keys and values that repeat: beyond the limit every query gets the same answer."""
+    """Keys and values repeat, so beyond the limit every query gets the same answer."""
     beside = Beside(Case(heads=((8, 16),) * Q_HEADS, max_distance=64))
     q, k, v = beside.rows(1)
     sinks = beside.rows(8)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Head patterns: what is read of files, what the library is given, and what is refused."""
+"""Head patterns: reading files, passing patterns to the library, and refusals."""
 import json
 import pathlib
 

@@ -28,7 +28,7 @@ CANDIDATES = [Candidate(), Candidate((20, 150)), Candidate((4, 700)), Candidate(
 FULL, A, V, B = (grid().index(one) for one in (Candidate(), Candidate((16, 128)), Candidate(vertical_slash=(16, 64)),
                                                Candidate(block_sparse=8)))
 TEXT = "".join(chr(32 + (7 * i * i + i // 3) % 90) for i in range(3000))
-# [layers][heads] of the small model below: a KV head with A-shapes alone, and one of every kind.
+# [layers][heads] of the small model below: one KV head with A-shapes alone, and one with every kind.
 SMALL = [[["stream_llm", 8, 64], ["stream_llm", 8, 32], ["full"], ["vertical_and_slash", 16, 64]],
          [["block_sparse", 2, 0], ["full"], [["stream_llm", 8, 32], ["block_sparse", 1, 0]], ["stream_llm", 8, 64]]]
 
@@ -57,7 +57,8 @@ def test_masks_and_pairs_are_those_of_the_reference(n_tokens, n_queries, candida
 
 
 def of_known_heads(n=3072):
-    """Two heads: every query attends the same 14 tokens far from each other, or the tokens before it by its position."""
+    """Returns two heads. In one, every query attends the same 14 tokens, far from each other. In the other, tokens are
+    attended by their position before the query."""
     chance = np.random.default_rng(5)
     k = 0.05 * chance.standard_normal((2, n, DIM))
     q = 0.05 * chance.standard_normal((2, n, DIM))
@@ -82,7 +83,7 @@ def test_heads_get_what_they_attend_by():
 
 
 def test_the_worst_query_of_a_question_counts():
-    """A head that loses all of one question's attention under the cheap candidate, and nothing in text."""
+    """Under the cheap candidate the head loses all attention of one question, and none of the text's."""
     layer = LayerRecall(1, torch.tensor([[10, 4]]), 10, [torch.zeros(1, 8, 2)], [torch.zeros(1, 5, 2)])
     layer.questions[0][0, 3, 1] = 1
     assert _choice.losses(layer, 2.0).tolist() == [[0, 2]]
@@ -99,7 +100,7 @@ def test_the_choice_keeps_the_budget_and_is_nearly_the_best():
     assert _choice.choose(pairs, loss, 400) == [0, 0, 0, 0]
     with pytest.raises(_choice.BudgetError, match="budget = 20 pairs"):
         _choice.choose(pairs, loss, 20)
-    # Beside every other choice within 200 pairs, no more is lost than one step of one head takes away.
+    # No other choice within 200 pairs loses less by more than one step of one head.
     best = min(sum(float(loss[head, i // 6 ** head % 6]) for head in range(4)) for i in range(6 ** 4)
                if sum(int(pairs[head, i // 6 ** head % 6]) for head in range(4)) <= 200)
     assert sum(float(loss[head, i]) for head, i in enumerate(_choice.choose(pairs, loss, 200))) <= best + 0.7
@@ -113,7 +114,7 @@ def test_decode_attends_all_keys_with_the_file():
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    """A folder with a model of bytes, and a text file."""
+    """Returns a folder with a model of bytes, and a text file."""
     folder = tmp_path_factory.mktemp("model")
     torch.manual_seed(3)
     config = transformers.LlamaConfig(vocab_size=256, hidden_size=128, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
@@ -154,7 +155,7 @@ def test_what_is_wrong_is_said(model, tmp_path, capsys):
 
 
 def prompted(model, ids, past, size=None):
-    """Logits of a prompt, in calls of so many tokens, and of three steps behind it."""
+    """Returns the logits of a prompt, in calls of `size` tokens, and of three steps after it."""
     network = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="tandem")
     with torch.inference_mode():
         whole = ids.shape[1] - 3
@@ -171,12 +172,13 @@ def test_patterns_of_a_cache_are_enough(model):
         stats = named.session.stats()
     assert torch.equal(by_file, by_value)
     assert 0 < stats.pattern_pairs < stats.pattern_dense_pairs == 8 * 697 * 698 // 2
-    torch.testing.assert_close(by_file[:64], exact[:64], rtol=1e-3, atol=1e-3)  # no pattern leaves out any of the first block's keys
+    torch.testing.assert_close(by_file[:64], exact[:64], rtol=1e-3, atol=1e-3)  # no pattern leaves out a key of the first block
     assert (by_file - exact).abs().max() > 1e-3
 
 
 def test_a_prompt_that_comes_in_chunks(model):
-    """Each chunk is a call, whose blocks are counted from its first query: with A-shapes and multiples of 128 that changes nothing."""
+    """Each chunk is a call, and its blocks begin at its first query. With A-shapes and multiples of 128 that changes
+    nothing."""
     ids, shape = torch.tensor([list(TEXT.encode())[:700]]), Patterns([[HeadPattern("a_shape", 8, 64)] * 4] * 2)
     with TandemCache(patterns=shape) as whole, TandemCache(patterns=shape) as chunked:
         torch.testing.assert_close(prompted(model, ids, chunked, 256), prompted(model, ids, whole), rtol=1e-4, atol=1e-4)

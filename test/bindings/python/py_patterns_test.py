@@ -25,7 +25,7 @@ LAYERS = {"mixed": (FULL, A, V, B), "a-shapes": (A, WIDE_A, A, WIDE_A), "columns
 
 
 def given(pattern):
-    """A pattern of the reference as the library takes it."""
+    """Returns a pattern of the reference in the library's form."""
     kinds, sizes = [], {}
     if pattern.a_shape is not None:
         kinds.append("a_shape")
@@ -40,7 +40,7 @@ def given(pattern):
 
 
 class Beside:
-    """A sequence of the library beside arrays of the same rows."""
+    """A sequence of the library, and arrays of the same rows."""
 
     def __init__(self, patterns, seed=1, layer=(), **cache_options):
         self.engine = tandem.Engine(n_threads=2)
@@ -77,7 +77,7 @@ class Beside:
             np.testing.assert_allclose(o[rows], expected, **CLOSE, err_msg=f"head {head}, query {first}")
 
     def keys_of_decode(self):
-        """Of each KV head, as the header says it."""
+        """Returns the keys of each KV head, as the header defines them."""
         n, kept = len(self.k), []
         for head in range(KV_HEADS):
             group = self.patterns[head * GROUP:(head + 1) * GROUP]
@@ -137,7 +137,7 @@ def test_a_full_mask_is_attention_over_all_keys(lengths):
 
 
 def test_keys_that_no_block_names_are_never_read():
-    """NaN in the keys and values between sinks and windows."""
+    """Keys and values between sinks and windows are NaN."""
     beside = Beside((A, A, A, A))
     q, k, v = beside.rows(2000)
     k[24:1200], v[24:1200] = np.nan, np.nan
@@ -164,7 +164,7 @@ def test_the_last_query_of_an_append_can_be_asked_for():
 
 @pytest.mark.parametrize("options", [{"soft_cap": 8.0}, {"sinks": [0.5, -1.0, 2.0, 0.0]}], ids=str)
 def test_soft_caps_and_learned_sinks(options):
-    """A head that names all keys attends them as policy "all" does."""
+    """A head that names all keys attends them as under policy "all"."""
     beside = Beside((Pattern(a_shape=(0, 10**6)), A, V, B), layer=options)
     dense = tandem.Session(beside.cache, policy="all")
     other = beside.cache.create_sequence()

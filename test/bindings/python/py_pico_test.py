@@ -9,7 +9,7 @@ from conftest import ROOT
 import tandem
 
 PICO = ROOT / "examples/models/pico"
-MOST = 2e-3  # of logits: the order of summation
+MOST = 2e-3  # of logits: sums are in another order
 pytestmark = pytest.mark.skipif(not PICO.is_dir(), reason="examples/models/pico is not there")
 
 
@@ -55,7 +55,7 @@ class Pico:
         return np.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
 
     def forward(self, tokens):
-        """Logits [len(tokens), 256]."""
+        """Returns the logits [len(tokens), 256]."""
         first, n = self.sequence.length(), len(tokens)
         x = self.weights["model.embed_tokens.weight"][tokens]
         with self.session.step(self.sequence, n):

@@ -17,7 +17,7 @@ from pruning_records import Record, Stage  # noqa: E402
 SCALE = 1 / np.sqrt(DIM)
 GROUP = Q_HEADS // KV_HEADS
 CLOSE = {"rtol": 2e-5, "atol": 2e-5}
-TIE = 1e-4  # scores that are nearer to each other may be ordered either way
+TIE = 1e-4  # scores that differ by less may be in either order
 
 
 def three_stages(judges, intervals=(1, 1, 1), plus_next=False):
@@ -38,14 +38,14 @@ RECORDS = {
 
 
 def given(record):
-    """A record of the reference as the library takes it."""
+    """Returns a record of the reference in the library's form."""
     return PruningRecord([PruningStage(stage.judge, stage.chunk_tokens, stage.keep_tokens, stage.refresh_interval, stage.query_block,
                                        stage.plus_next, stage.from_tokens, stage.to_tokens) for stage in record.stages],
                          record.sink_tokens, record.window_tokens)
 
 
 class Beside:
-    """A sequence of the library beside one of the reference."""
+    """A sequence of the library and one of the reference."""
 
     def __init__(self, record, shared=False, seed=1, spread=1.0, **cache_options):
         self.engine = tandem.Engine(n_threads=2)
@@ -178,7 +178,7 @@ def test_guesses_leave_no_trace():
 
 @pytest.mark.parametrize("options", [{"k_type": "bf16"}, {"k_type": "q8_0"}, {"page_tokens": 16}], ids=["bf16", "q8_0", "short pages"])
 def test_keys_are_judged_as_they_are_stored(options):
-    """Rows that the reference gets are what the store gives back."""
+    """The reference gets the rows that the store gives back."""
     beside = Beside(RECORDS["bounds, bounds, exact"], **options)
     append = beside.append
 
@@ -202,7 +202,7 @@ def test_keys_are_judged_as_they_are_stored(options):
 
 @pytest.mark.parametrize("query_block", [1, 8, 64])
 def test_stages_begin_and_end_within_an_append(query_block):
-    """The first query of each block decides which stages are there, and bounds are made up to there."""
+    """The first query of each block decides which stages exist. Bounds are made up to that query."""
     beside = Beside(Record(16, 24, (Stage("bounds", query_block, 8, 64, to_tokens=2048),)))
     beside.append(2028)
     beside.append(90)
@@ -247,7 +247,7 @@ def test_flags_and_numbers_are_refused_by_their_field(world, pruning, field):
 
 
 def test_a_planted_key_is_found():
-    """One key that its query points to, among keys that score low: bounds and exact stages find it, wherever it lies."""
+    """One key that its query points to, among keys with low scores. Bounds and exact stages find it, wherever it lies."""
     beside = Beside(RECORDS["bounds, bounds, exact"])
     q, k, v = beside.rows(2000)
     for place in (64, 511, 1000, 1733):
@@ -301,7 +301,7 @@ def test_trees_are_refused(world):
 
 
 def test_device_tensors_are_pruned_as_the_hosts(controls):  # noqa: F811
-    """Answers, kept keys and counts. The window has room for all keys, and a longer sequence is refused."""
+    """Answers, kept keys and counts are the host's. The window has room for all keys, and a longer sequence is refused."""
     record = given(RECORDS["bounds of 8"])
     options = {"policy": "hip", "pruning": Pruning(decode=[record], append=[record]), "window_tokens": 512}
     sessions, sequences, engine = [], [], device_engine()
@@ -323,7 +323,7 @@ def test_device_tensors_are_pruned_as_the_hosts(controls):  # noqa: F811
             assert len(kept[0]) < 410
     stats = [session.stats() for session in sessions]
     assert stats[0].n_refreshes == stats[1].n_refreshes > 0 and stats[0].selected_keys == stats[1].selected_keys > 0
-    assert stats[0].judged_kv_bytes == stats[1].judged_kv_bytes > 0  # of one stage nothing is left out
+    assert stats[0].judged_kv_bytes == stats[1].judged_kv_bytes > 0  # one stage leaves nothing out
     with pytest.raises(tandem.CapacityError) as told:
         more = OnDevice(engine, *(np.zeros((103, heads, DIM), np.float32) for heads in (Q_HEADS, KV_HEADS, KV_HEADS, Q_HEADS)))
         sessions[0].attend(sequences[0], *more.arrays[:3], out=more.arrays[3])

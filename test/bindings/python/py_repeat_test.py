@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Every process on a machine computes the same bits: nothing that decides them is measured."""
+"""Every process on a machine computes the same bits: no measurement affects them."""
 import subprocess
 import sys
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""Sequences in files: the format as another program reads it, what goes on from them, and files that a killed save leaves."""
+"""Sequences in files: the format as another program reads it, sequences that go on from files, and files left by a killed
+save."""
 import io
 import os
 import pathlib
@@ -33,7 +34,7 @@ def test_another_reader_finds_what_the_library_reads(tmp_path, k_type, v_type):
     assert saved.positions().tolist() == [*range(10), *range(13, 75)]
     for layer in range(2):
         stored_k, stored_v = world.sequence.read(layer_idx=layer)
-        if saved.layers[layer]["k_rotation"] == 1:  # turned back in f32 by the library, in double precision by the reader
+        if saved.layers[layer]["k_rotation"] == 1:  # the library turns keys back in f32, the reader in double precision
             np.testing.assert_allclose(saved.k(layer), stored_k, rtol=0, atol=2e-6 * np.abs(stored_k).max())
         else:
             np.testing.assert_array_equal(saved.k(layer), stored_k)

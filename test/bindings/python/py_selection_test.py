@@ -15,7 +15,7 @@ GROUP = Q_HEADS // KV_HEADS
 
 
 class Exported:
-    """An array that has __dlpack__ alone."""
+    """An array that has only __dlpack__."""
 
     def __init__(self, array):
         self._array = array
@@ -29,7 +29,7 @@ class Exported:
 
 @pytest.fixture
 def full(world):
-    """A world with N tokens, and q of the last two of them."""
+    """A world with N tokens, and q of the last two."""
     world.q, world.k, world.v = world.qkv(N)
     world.sequence.append(world.k, world.v)
     world.q = world.q[:2]
@@ -37,7 +37,7 @@ def full(world):
 
 
 def attends_named(world, selection, named):
-    """Each query of each KV head gives what attention over its keys alone gives. named(query, kv_head): these keys."""
+    """Asserts that each query of each KV head gets attention over its named keys. named(query, kv_head): returns these keys."""
     session = tandem.Session(world.cache, window_tokens=64, sink_tokens=16)
     o = session.attend(world.sequence, world.q, selection=selection)
     for i in range(2):
@@ -61,9 +61,9 @@ def test_named_keys_are_attended_alone(full, given):
 
 
 def test_units_order_and_window(full):
-    pages = np.array([[[9, 2]], [[2, 9]]], np.int32)  # for all KV heads the same
+    pages = np.array([[[9, 2]], [[2, 9]]], np.int32)  # the same for all KV heads
     selection = tandem.Selection(pages, unit_tokens=32, any_order=True)
-    attends_named(full, selection, lambda i, _: [*range(64, 96), *range(288, 299 + i)])  # none behind the query's own token
+    attends_named(full, selection, lambda i, _: [*range(64, 96), *range(288, 299 + i)])  # no key after the query's own token
     selection = dataclasses.replace(selection, plus_window=True)
     attends_named(full, selection, lambda i, _: [*range(16), *range(64, 96), *range(235 + i, 299 + i)])
 
@@ -83,7 +83,7 @@ def test_appends_and_callbacks_go_with_a_selection(world):
     idx = np.array([0, 1, 1, 3, 0, 5, 6, 7], np.int32).reshape(8, 1, 1)
     o = world.session.attend(world.sequence, q, k, v, selection=tandem.Selection(idx), progress=lambda *done: heard.append(done))
     for head in range(Q_HEADS):
-        np.testing.assert_allclose(o[:, head], v[idx[:, 0, 0], head // GROUP], **CLOSE)  # one key has all of the attention
+        np.testing.assert_allclose(o[:, head], v[idx[:, 0, 0], head // GROUP], **CLOSE)  # one key gets all of the attention
     assert world.sequence.length() == 8 and heard
 
 
@@ -104,7 +104,7 @@ def test_a_selection_is_not_changed():
 
 
 def idx_of(*rows):
-    """Indices of one query."""
+    """Returns the indices of one query."""
     return np.array([rows], np.int32)
 
 

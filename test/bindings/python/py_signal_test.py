@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Ctrl-C at any moment of a long call raises KeyboardInterrupt and nothing else: no crash, no damage that shows later.
+"""Ctrl-C at any moment of a long call raises KeyboardInterrupt and nothing else: no crash, and no damage that shows later.
 
-A child process calls and is sent SIGINT again and again, at random moments. A handler that runs on the calling thread while that
-thread is in somebody else's machine code finds out whether this code keeps the stack pointer where a stack is.
+A child process makes calls and gets SIGINT again and again, at random moments. A handler may run on the calling thread while
+that thread executes another library's machine code. This shows whether that code keeps the stack pointer in the stack.
 """
 import random
 import signal
@@ -98,7 +98,7 @@ repeat(call, check)
 
 
 def interrupted(program):
-    """Runs it and sends SIGINT at random moments; returns how many calls it made and how many were interrupted."""
+    """Runs the program and sends SIGINT at random moments. Returns the number of its calls and of interrupted ones."""
     child = subprocess.Popen([sys.executable, "-c", program, str(SECONDS)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     moments = random.Random(4)
     try:

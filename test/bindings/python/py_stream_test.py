@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Streams as DLPack and __cuda_array_interface__ hand them over, with objects that look like CuPy's and PyTorch's.
+"""Streams passed by DLPack and __cuda_array_interface__, with objects that look like CuPy's and PyTorch's.
 
-Who waits: an object with __dlpack__ makes the stream that it is given wait for its own work; one with __cuda_array_interface__
-alone names a stream, for which the caller would have to wait, which takes the CUDA run time: such a call has to be on that stream.
+Who waits: an object with __dlpack__ makes the given stream wait for the object's work. An object with only
+__cuda_array_interface__ names a stream, for which the caller would have to wait. That takes the CUDA runtime, so such a call
+has to be on that stream.
 """
 import ctypes
 
@@ -20,9 +21,9 @@ CUDA, CUDA_HOST, CUDA_MANAGED = 2, 3, 13
 
 
 class Exporter:
-    """What a GPU package's array does, over any memory. `ready` is its producer's work: done when a stream is made to wait."""
+    """Acts like a GPU package's array, over any memory. `ready` is its producer's work, done when a stream is made to wait."""
 
-    __module__ = "cupy"  # a package whose arrays may be written
+    __module__ = "cupy"  # this package's arrays may be written
 
     def __init__(self, address, shape, device_type=CUDA, versioned=True, ready=None, code=2):
         self.streams, self.versioned, self.ready, self.device_type, self.shape = [], versioned, ready, device_type, shape
@@ -47,7 +48,7 @@ class Exporter:
 
 
 def exporters(n, **options):
-    """Of memory that nothing reads: an engine without a device refuses it."""
+    """Objects over memory that no call reads, because an engine without a device refuses it."""
     arrays = [np.zeros((n, heads, DIM), np.float32) for heads in (Q_HEADS, KV_HEADS, KV_HEADS, Q_HEADS)]
     made = [Exporter(array.ctypes.data, array.shape, **options) for array in arrays]
     return made, arrays
@@ -66,7 +67,7 @@ def test_each_argument_is_asked_once_for_the_stream_of_the_call(world, stream, s
 
 
 def test_pinned_memory_is_the_hosts(world):
-    """Of a stream nothing is said: who exports it has waited."""
+    """The exporter has waited, so no stream is named."""
     (q, k, v, o), arrays = exporters(3, device_type=CUDA_HOST)
     for array, source in zip(arrays, world.qkv(3)):
         array[...] = source
@@ -94,7 +95,7 @@ def test_streams_that_are_none(world, stream):
 
 
 def test_a_view_is_of_the_stream_that_it_was_made_for(world):
-    """Its producer was waited for by that stream alone."""
+    """Only that stream has waited for its producer."""
     (q, k, v, o), _ = exporters(3)
     for made, called, fits in ((None, None, True), (None, 0, True), (1, None, True), (0x55, 0x55, True), (0x55, None, False),
                                (None, 0x55, False), (0x55, 0x66, False)):
@@ -149,14 +150,14 @@ def test_attends_what_is_ready_on_the_stream(controls, export, is_default):  # n
 
 
 def test_indices_are_read_on_the_stream_of_the_call(controls):  # noqa: F811
-    """They name no key until their producer is asked to let the stream wait."""
+    """The indices name no key until their producer is asked to let the stream wait."""
     engine, stream, random = device_engine(), controls.create_stream(), np.random.default_rng(9)
     cache = tandem.Cache(engine, tandem.Model(tandem.Layer(n_q_heads=Q_HEADS, n_kv_heads=KV_HEADS, k_head_dim=DIM)), k_type="f32")
     session, sequence = tandem.Session(cache, window_tokens=64), cache.create_sequence()
     q, k, v = (random.standard_normal((n, heads, DIM)).astype(np.float32)
                for n, heads in ((1, Q_HEADS), (300, KV_HEADS), (300, KV_HEADS)))
     sequence.append(k, v)
-    idx = np.array([[[3, 40, 290]] * KV_HEADS], np.int32)  # in host memory and in the window
+    idx = np.array([[[3, 40, 290]] * KV_HEADS], np.int32)  # outside the window and in it
     memory = OnDevice(engine, q, np.full_like(q, np.nan), np.full_like(idx, -1), stream=stream)
     engine.drain()
     block = memory.arrays[2].block

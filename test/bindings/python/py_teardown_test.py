@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Objects go in any order: closed, left to the collector, or open at the interpreter's exit."""
+"""Objects may be closed in any order, left to the collector, or open at the interpreter's exit."""
 import gc
 import itertools
 import subprocess
@@ -17,7 +17,7 @@ ORDERS = list(itertools.permutations(("engine", "model", "cache", "session", "se
 
 
 def eventually(true):
-    """What the collector finds is released by a thread."""
+    """A thread releases the objects that the collector finds, so this waits."""
     end = time.monotonic() + 60
     while not true():
         assert time.monotonic() < end
@@ -51,7 +51,7 @@ def test_what_an_object_needs_lives_on(world):
     world.cache.close()
     with pytest.raises(tandem.InvalidHandleError):
         world.sequence.length()
-    assert np.array_equal(world.session.attend(world.sequence, q[3:]), o[3:])  # the session has the cache still
+    assert np.array_equal(world.session.attend(world.sequence, q[3:]), o[3:])  # the session still holds the cache
 
 
 def test_collected_sequences_are_dropped(world):
@@ -115,14 +115,14 @@ w.cache2 = tandem.Cache(w.engine2, w.model)
 w.session.attend(w.sequence, *w.qkv(3))
 {last_line}
 """
-    # From 3.12 on Python warns of a fork() beside other threads, which is what is tried here.
+    # From 3.12 on Python warns of a fork() beside other threads, which is what is tested here.
     done = subprocess.run([sys.executable, "-X", "faulthandler", "-W", "ignore::DeprecationWarning", "-c", program],
                           capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr, done.stdout) == (0, "", "")
 
 
 def test_exit_releases_what_is_open():
-    """Else an engine's threads could call a log callback of an interpreter that is gone."""
+    """Otherwise an engine's threads could call a log callback after the interpreter is gone."""
     program = """
 import tandem
 from tandem import _handle

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Arrays as tensors: what is taken without a copy, and what is refused before a call."""
+"""Arrays as tensors: arrays that are used without a copy, and arrays that are refused before a call."""
 import ctypes
 import weakref
 
@@ -27,7 +27,7 @@ def struct_of(view):
 
 
 class Interface:
-    """An object that has __array_interface__ or __cuda_array_interface__ and nothing else."""
+    """An object that has only __array_interface__ or __cuda_array_interface__."""
 
     def __init__(self, array, name="__array_interface__", **changes):
         self.held = array
@@ -35,7 +35,7 @@ class Interface:
 
 
 class Dlpack:
-    """An object that has __dlpack__ and nothing else: of the oldest form where `old`."""
+    """An object that has only __dlpack__, of the oldest form if `old`."""
 
     def __init__(self, array, old=False, device=None):
         self.array, self.old, self.device, self.asked = array, old, device, []
@@ -51,13 +51,13 @@ class Dlpack:
 
 
 class OfCupy(Dlpack):
-    """Of a package whose arrays may be written."""
+    """An object of a package whose arrays may be written."""
 
     __module__ = "cupy.of_a_test"
 
 
 def attended(world, wrap, out=None):
-    """Attends copies of the same numbers as wrapped by `wrap`; compares with the reference."""
+    """Attends the same numbers in arrays made by `wrap`, and compares the output with the reference."""
     q, k, v = world.qkv(5)
     sequence = world.cache.create_sequence()
     o = world.session.attend(sequence, wrap(q), wrap(k), wrap(v), out=out)
@@ -67,7 +67,7 @@ def attended(world, wrap, out=None):
 
 
 def spread(array):
-    """The same numbers with gaps between tokens and heads, NaN in the gaps."""
+    """The same numbers with gaps between tokens and heads. The gaps are NaN."""
     wide = np.full((2 * array.shape[0], 3 * array.shape[1], array.shape[2] + 8), np.nan, array.dtype)
     view = wide[::2, ::3, 4:-4]
     view[...] = array
@@ -88,7 +88,7 @@ def read_only(array):
                               "dlpack strided", "interface strided", "subclass"])
 def test_taken(world, wrap):
     attended(world, wrap)
-    attended(world, wrap)  # the second time by what the first has kept
+    attended(world, wrap)  # the second time from what the first call has stored
 
 
 @pytest.mark.parametrize("wrap", [lambda a: a, tandem.Tensor, Interface, OfCupy, lambda a: OfCupy(a, old=True)])
@@ -109,7 +109,7 @@ def test_outputs_are_written_in_place(world, wrap):
                                   lambda a: tandem.Tensor(Dlpack(a))])
 def test_outputs_must_be_writable(world, wrap):
     q, k, v = world.qkv(5)
-    world.session.attend(world.sequence, q, k, v, out=np.empty_like(q))  # the shape is known to the fast path
+    world.session.attend(world.sequence, q, k, v, out=np.empty_like(q))  # the fast path knows the shape
     for name, shape in (("out", q.shape), ("lse", q.shape[:2])):
         kept = np.zeros(shape, np.float32)
         with pytest.raises(tandem.InvalidArgumentError, match="read-?only") as raised:
@@ -151,7 +151,7 @@ def test_overlapping_outputs_are_refused(world):
 
 
 def bf16_bits(array):
-    """The nearest bf16, ties to even."""
+    """Returns the nearest bf16, ties to even."""
     bits = array.view(np.uint32)
     return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
 
@@ -185,7 +185,7 @@ def test_ml_dtypes(world):
 
 @pytest.mark.parametrize("name", ["q8_0", "q4_0"])
 def test_blocks_of_codes_go_out_and_in(name):
-    world = World(k_type=name, k_rotation="none")  # rotated keys are rounded again when they come back
+    world = World(k_type=name, k_rotation="none")  # rotated keys are rounded again when they are read
     elements, unit = 32, {"q8_0": 34, "q4_0": 18}[name]
     world.sequence.append(*world.qkv(6)[1:])
     row = DIM // elements * unit
@@ -206,7 +206,7 @@ def test_blocks_of_codes_go_out_and_in(name):
 
 def test_dlpack_export_lives_as_long_as_the_view():
     class Exporter:
-        """Exports a new array each time, which nobody but the export holds."""
+        """Exports a new array each time. Only the export holds it."""
 
         def __dlpack__(self, **_):
             made = f4((3, 2, 64))
@@ -230,11 +230,11 @@ def test_dlpack_refuses(world):
     with pytest.raises(tandem.UnsupportedError):
         tandem.Tensor(Dlpack(f4((1, 2, 64)), device=(10, 0)))  # ROCm
     with pytest.raises(tandem.InvalidArgumentError):
-        tandem.Tensor(Dlpack(f4((1, 2, 64)), old=True, device=(2, 0)))  # exports host memory all the same
+        tandem.Tensor(Dlpack(f4((1, 2, 64)), old=True, device=(2, 0)))  # exports host memory although it names a device
 
 
 def test_jax_arrays_are_not_written(world):
-    """They never change, and may share memory; their exports do not say so."""
+    """They never change and may share memory, but their exports do not say so."""
     jnp = pytest.importorskip("jax.numpy", reason="JAX is not installed")
     attended(world, jnp.asarray)
     q, k, v = world.qkv(5)
@@ -249,7 +249,7 @@ def test_jax_arrays_are_not_written(world):
 
 @pytest.mark.skipif(torch is None, reason="no torch")
 def test_negative_views_of_torch(world):
-    """Their memory has the other sign: inputs are copied, outputs refused."""
+    """Their memory has the opposite sign: inputs are copied, outputs are refused."""
     attended(world, lambda a: torch._neg_view(torch.from_numpy(-a)))
     attended(world, lambda a: tandem.Tensor(torch._neg_view(torch.from_numpy(-a))))
     q, k, v = world.qkv(5)
@@ -257,7 +257,7 @@ def test_negative_views_of_torch(world):
     with pytest.raises(tandem.InvalidArgumentError, match="negative views"):
         world.session.attend(world.sequence, q, k, v, out=torch._neg_view(held))
     assert bool((held == 7).all()) and world.sequence.length() == 0
-    with pytest.raises(tandem.InvalidArgumentError):  # complex numbers, conjugate or not
+    with pytest.raises(tandem.InvalidArgumentError):  # complex numbers, conjugated or not
         tandem.Tensor(torch.zeros((1, 2, 64), dtype=torch.complex64).conj())
 
 
@@ -275,7 +275,7 @@ def test_torch(world):
 @pytest.mark.skipif(torch is None, reason="no torch")
 @pytest.mark.parametrize("k_type", ["e4m3", "f32"])
 def test_eight_bit_floats_of_torch(k_type):
-    """Read, written, and attended where they lie; types of other packages' names that are not e4m3 are refused."""
+    """Read, written, and attended without a copy. Types of other packages that have the name and are not e4m3 are refused."""
     world = World(k_type=k_type)
     q, k, v = (torch.from_numpy(array) for array in world.qkv(6))
     eight = [array.to(torch.float8_e4m3fn) for array in (k, v)]
@@ -305,7 +305,7 @@ def test_eight_bit_floats_of_jax(world):
 
 
 def test_wrong_axes_are_named(world):
-    """Most wrong shapes are [heads, tokens, dim], which other libraries have."""
+    """The most frequent wrong shape is [heads, tokens, dim], which other libraries use."""
     q, k, v = world.qkv(6)
     swapped = [np.ascontiguousarray(array.transpose(1, 0, 2)) for array in (q, k, v)]
     for call, axes in ((lambda: world.sequence.append(*swapped[1:]), r"k.shape\[1\] = 6.*\[n_tokens, n_kv_heads, k_head_dim\]"),
@@ -321,9 +321,9 @@ def test_wrong_axes_are_named(world):
 
 
 class CudaDlpack:
-    """Exports a hand-made capsule that claims device memory: nothing reads it before the library refuses the device."""
+    """Exports a hand-made capsule that claims device memory. The library refuses the device before it reads the memory."""
 
-    __module__ = "cupy"  # a package whose arrays may be written
+    __module__ = "cupy"  # this package's arrays may be written
 
     new = ctypes.pythonapi.PyCapsule_New
     new.restype, new.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
@@ -344,7 +344,7 @@ class CudaDlpack:
 
 
 def test_device_tensors_are_passed_on(world):
-    """Device, address and stream find their place; an engine without a device refuses them."""
+    """Device, address and stream reach the library. An engine without a device refuses them."""
     array = f4((1, Q_HEADS, DIM))
     given = CudaDlpack(array, 3)
     view = tandem.Tensor(given, stream=0x55)

@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: MIT
-"""The gate of the tests of tandem.transformers: plain attention in f32 passes, and what is broken a little fails."""
+"""The gate of the tests of tandem.transformers: plain attention in f32 passes it, and slightly broken attention
+fails."""
 import hf_gate
 import pytest
 from hf_common import FAMILIES, batch, new_cache, torch
 from hf_gate import assert_within_gate, attend_and_note, attention_of, models
 
 LENS = [21, 9] + [1] * 7
-LAST = len(LENS) * 4 - 1  # call of the last layer in the last pass
+LAST = len(LENS) * 4 - 1  # the call of the last layer in the last pass
 
 
 def attend_by(monkeypatch, change):
-    """Attention becomes the plain one, of what `change(call number, visible, options)` makes of its inputs."""
+    """Replaces attention by the plain one over inputs changed by `change(call number, visible, options)`."""
     calls, registered = [], hf_gate._registered
 
     def attend(*arguments, **others):
@@ -50,7 +51,7 @@ def dropped_key(i, visible, _):
 
 
 def window_is_longer(i, visible, _):
-    if i % 4 == 0:  # the key before the oldest that a row sees
+    if i % 4 == 0:  # the key before the oldest one that a row sees
         oldest = visible[0, -1].int().argmax()
         visible[0, -1, max(oldest - 1, 0)] = True
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""A forward pass that is broken off counts nothing: whoever asks the cache first, and wherever the exception came from."""
+"""A forward pass that ends with an exception counts no tokens, whichever method is called first afterwards, and wherever it
+was raised."""
 import copy
 import linecache
 import os
@@ -12,9 +13,10 @@ from hf_gate import models
 
 import tandem
 
-FIRST, LATER = 0, 20  # columns that a pass before has left
+FIRST, LATER = 0, 20  # columns of the passes before
 
-# Each asks the broken cache something and returns a cache whose next text must be that of a cache without the broken pass.
+# Each calls a method of the cache after the broken pass and returns a cache. Its next text must be that of a cache without the
+# broken pass.
 READERS = {
     "nothing": lambda past, before: past,
     "get_seq_length": lambda past, before: answer(past, past.get_seq_length() == before),
@@ -45,7 +47,7 @@ def llama():
 
 
 def stopped_in(model, where, error, ids, mask, past):
-    """Runs one pass that `error` breaks off at a layer: before it, or between its attention and its MLP."""
+    """Runs one pass in which a layer raises `error`: before the layer, or between its attention and its MLP."""
     layer, part = where
     module = model.model.layers[layer]
     module = module if part == "before" else module.self_attn.o_proj
@@ -62,7 +64,7 @@ def stopped_in(model, where, error, ids, mask, past):
 
 
 def begun(model, before):
-    """A cache of `before` columns, and the batch that they are of."""
+    """Returns a cache of `before` columns, and its batch."""
     ids, mask = batch("cpu")
     past = new_cache(8)
     if before:
@@ -71,7 +73,7 @@ def begun(model, before):
 
 
 def longer(mask, n):
-    """The mask with n more columns, which are shown."""
+    """Returns the mask with n more columns that are attended."""
     return torch.cat([mask.long(), torch.ones((len(mask), n), dtype=torch.long)], 1)
 
 
@@ -80,7 +82,7 @@ def text_of(model, ids, mask, past):
 
 
 def counts_what_is_stored(past):
-    """Every layer of every row has as many tokens as the cache counts, and no sequence is left over."""
+    """Returns whether every layer of every row has as many tokens as the cache counts, with no other sequence left."""
     lengths = [[sequence.length(i) for i in range(len(past))] for sequence in past.sequences]
     counted = past._held.lengths
     return lengths == [[n] * len(past) for n in counted]
@@ -89,8 +91,9 @@ def counts_what_is_stored(past):
 @pytest.mark.parametrize("error", [RuntimeError("stop"), KeyboardInterrupt(), MemoryError()], ids=["hook", "ctrl-c", "memory"])
 @pytest.mark.parametrize("before", [FIRST, LATER], ids=["first", "later"])
 def test_another_prompt_after_a_broken_pass(llama, before, error):
-    """Its text is a fresh cache's, token for token: the tokens of the broken pass are not taken for the prompt's."""
-    places = [(layer, part) for layer in range(4) for part in ("before", "inside")][:-1]  # after the last attention it is complete
+    """The text equals that of a fresh cache, token for token. Tokens of the broken pass do not count as the prompt's."""
+    # after the last attention the pass is complete
+    places = [(layer, part) for layer in range(4) for part in ("before", "inside")][:-1]
     _, ids, mask = begun(llama, 0)
     other = torch.cat([ids[:, :before], ids[:, before:].flip(1).roll(1, 0)], 1)
     expected = text_of(llama, other, torch.ones_like(mask), begun(llama, 0)[0])
@@ -106,7 +109,7 @@ def test_another_prompt_after_a_broken_pass(llama, before, error):
 
 
 def test_a_broken_first_pass_leaves_no_rows(llama):
-    """The next batch may have another size, and no sequence stays behind."""
+    """The next batch may have another size, and no sequence is left."""
     past, ids, mask = begun(llama, FIRST)
     stopped_in(llama, (2, "before"), RuntimeError("stop"), ids, mask, past)
     run(llama, ids[:2], mask[:2], [37], past)
@@ -114,7 +117,7 @@ def test_a_broken_first_pass_leaves_no_rows(llama):
 
 
 def test_a_broken_pass_of_a_copy(llama):
-    """Copies share a session, which has one step at a time: the original's next pass takes the copy's back."""
+    """Copies share a session, which has one step at a time. The original's next pass rolls back the copy's."""
     past, ids, mask = begun(llama, LATER)
     other = copy.deepcopy(past)
     stopped_in(llama, (2, "before"), KeyboardInterrupt(), ids[:, LATER:], mask, other)
@@ -129,14 +132,15 @@ def test_a_broken_pass_of_a_copy(llama):
     with torch.no_grad():
         llama(ids[:, :3], attention_mask=longer(mask, 3), past_key_values=past)
     assert past.get_seq_length() == 40 and counts_what_is_stored(past)
-    deadline = time.monotonic() + 30  # a thread of its own drops the sequences of the other
+    deadline = time.monotonic() + 30  # a thread drops the other cache's sequences
     while past.cache.stats().n_sequences > 3 and time.monotonic() < deadline:
         time.sleep(0.01)
     assert past.cache.stats().n_sequences == 3
 
 
 def test_asking_in_the_middle_of_a_pass(llama):
-    """For a layer that comes yet it is free; for one that has been attended the pass ends with an error, not with other text."""
+    """A method that asks for a later layer is harmless. One that asks for an attended layer ends the pass with an error, not
+    with another text."""
     past, ids, mask = begun(llama, LATER)
     asked = []
     hook = llama.model.layers[2].register_forward_pre_hook(lambda *_: asked.append(past.get_seq_length(2)))
@@ -157,7 +161,7 @@ PACKAGE = os.path.dirname(tandem.__file__)
 class InterruptAt:
     """Raises KeyboardInterrupt at the n-th line that the package executes, as a signal's handler would.
 
-    Lines with `with` are left out: the interpreter names them again before it leaves the block, where no signal is handled.
+    Lines with `with` are skipped: the interpreter reports them again before it leaves the block, where it handles no signal.
     """
 
     def __init__(self, n):
@@ -176,7 +180,7 @@ class InterruptAt:
 
 
 def interrupted_at(n, function):
-    """Where the n-th line is, if the function has so many."""
+    """Returns where the n-th line is, if the function has so many."""
     at = InterruptAt(n)
     sys.settrace(at)
     try:
@@ -199,7 +203,7 @@ CALLS = {
 
 @pytest.mark.parametrize("name", CALLS)
 def test_ctrl_c_at_any_line(llama, name):
-    """Whatever line a signal interrupts, the cache is as before the call or as after it, and goes on."""
+    """Whichever line a signal interrupts, the cache is as before or as after the call, and can be used."""
     plain, ids, mask = begun(llama, LATER)
     after = copy.copy(plain)
     with torch.no_grad():

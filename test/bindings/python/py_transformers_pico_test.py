@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""pico, a real model, through AutoModelForCausalLM: the golden logits, and a pass key 16,384 tokens long under hgca."""
+"""pico, a real model, through AutoModelForCausalLM: the golden logits, and a pass key test of 16,384 tokens under hgca."""
 import random
 
 import pytest
@@ -9,7 +9,7 @@ from hf_common import DEVICES, new_cache, torch, transformers
 safetensors_torch = pytest.importorskip("safetensors.torch", reason="safetensors is not installed")
 PICO = ROOT / "examples/models/pico"
 HAYSTACK = ROOT / "examples/data/haystack.txt"
-MOST = 2e-3  # of logits: the order of summation
+MOST = 2e-3  # of logits: sums are in another order
 pytestmark = pytest.mark.skipif(not PICO.is_dir(), reason="examples/models/pico is not there")
 
 
@@ -32,7 +32,7 @@ def test_golden_logits(options, device):
 
 
 def haystack(n_bytes):
-    """The text, and then its paragraphs in other orders."""
+    """Returns the text, and then its paragraphs in other orders."""
     source = HAYSTACK.read_text()
     paragraphs, text, shuffled = source.split("\n\n"), source, random.Random(1)
     while len(text) < n_bytes:
@@ -56,7 +56,7 @@ def test_pass_key(options, device):
     said = bytes(answer.tolist()).decode("latin-1")
     assert said.startswith(key) and not said[len(key)].isdigit()
     stats = past.session.stats()
-    # What decode read of keys and values, resident ones and others, is a fraction of what is there.
+    # Decode reads only a fraction of the keys and values, resident ones and others.
     assert stats.evicted_tokens > 6 * 15000
     assert (stats.n_device_attends > 0) == (device == "cuda")
 

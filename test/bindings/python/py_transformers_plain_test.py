@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Models that are called as everybody calls them: without a cache, without the use of one, compiled."""
+"""Models called in the usual ways: without a cache, with use_cache=False, compiled."""
 import copy
 import inspect
 import pickle
@@ -20,7 +20,7 @@ def llama():
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("family", ["llama", "gpt2", "mistral"])
 def test_a_pass_without_a_cache_makes_one(family, device):
-    """The pass returns it, the next pass goes on with it, and both are those of a cache that was given."""
+    """The pass returns its cache and the next pass uses it. Both give the logits of passes with a given cache."""
     mine = models(family, torch.float32, device)[0]
     ids, mask = batch(device)
     expected = run(mine, ids, mask, [30, 7], new_cache(-1, device))
@@ -48,7 +48,7 @@ def test_generate_without_a_cache(llama, options):
 
 
 def test_the_cache_that_generate_makes(llama, monkeypatch):
-    """It is returned where the caller asks for it, and closed where nobody gets it."""
+    """generate() returns the cache if the caller asks for it, and closes it otherwise."""
     mine, made = llama[0], []
 
     class Watched(TandemCache):
@@ -70,7 +70,7 @@ def test_the_cache_that_generate_makes(llama, monkeypatch):
 
 @pytest.mark.parametrize("implementation", ["tandem", "eager"])
 def test_an_assistant_of_either_attention(llama, implementation):
-    """Neither model is given a cache; each that asks for Tandem gets its own."""
+    """Neither model is given a cache. Each one that uses Tandem makes its own."""
     mine, eager, _ = llama
     ids, mask = (tensor[:1] for tensor in batch("cpu"))
     torch.manual_seed(1)
@@ -86,7 +86,7 @@ def test_an_assistant_of_either_attention(llama, implementation):
 @pytest.mark.parametrize("family, dtype", [*((name, torch.float32) for name in [*FAMILIES, "gpt2", "deepseek_v3"]),
                                            ("llama", torch.bfloat16), ("gpt_oss", torch.float16)])
 def test_attention_without_the_use_of_a_cache(family, dtype):
-    """As near to double precision as with a cache, with padding on either side and without a mask; nothing is returned."""
+    """As close to double precision as with a cache, with padding on either side and without a mask. No cache is returned."""
     mine = models(family, dtype, "cpu")[0]
     factor = 3 if family == "gemma2" else 2
 
@@ -122,7 +122,7 @@ def test_without_the_use_of_a_cache_on_a_gpu(llama):
 
 
 def test_models_that_change_their_attention_and_copies(llama):
-    """The attention may be set later, and set back; copied and pickled models make their caches too."""
+    """The attention may be set later, and set back. Copied and pickled models make their caches too."""
     ids = torch.arange(3, 8)[None]
     model = models("llama", torch.float32, "cpu")[1]
     mine = llama[0]
@@ -137,7 +137,7 @@ def test_models_that_change_their_attention_and_copies(llama):
 
 
 def test_the_cache_may_stand_at_its_place(llama):
-    """Arguments of a forward pass may be given without their names."""
+    """Arguments of a forward pass may be positional."""
     base = llama[0].base_model
     names = list(inspect.signature(type(base).forward).parameters)[1:]
     at = next(i for i, name in enumerate(names) if name in ("cache", "past_key_values"))
@@ -161,13 +161,13 @@ def can_compile(llama):
     try:
         with torch.no_grad():
             compiled(llama[1])(torch.arange(3, 8)[None])
-    except Exception as error:  # whatever PyTorch raises
+    except Exception as error:  # any exception of PyTorch
         pytest.skip(f"PyTorch {torch.__version__} cannot compile a model of Transformers {transformers.__version__}: "
                     f"{str(error).splitlines()[0]}")
 
 
 def test_a_compiled_model(llama, can_compile):
-    """It gives the same bits, with a cache, without, and in generate()."""
+    """A compiled model gives the same bits, with a cache, without one, and in generate()."""
     mine = llama[0]
     ids, mask = batch("cpu")
     lens = [30] + [1] * 7
@@ -182,7 +182,7 @@ def test_a_compiled_model(llama, can_compile):
 
 
 def test_a_compiled_model_is_not_compiled_for_each_token(llama, can_compile):
-    """The length of the cache is no constant of a graph."""
+    """The length of the cache is not a constant of the graph."""
     n_graphs = []
 
     def count(graph, _):

@@ -18,7 +18,7 @@ def llama():
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_keys_and_values_are_those_of_other_caches(dtype, device):
-    """Of every layer and row, wherever the window ends; 0 at padding."""
+    """For every layer and row, wherever the window ends. Padding reads as 0."""
     mine, eager, _ = models("llama", dtype, device)
     past = new_cache(8, device)
     for side in ("left", "right"):
@@ -28,7 +28,7 @@ def test_keys_and_values_are_those_of_other_caches(dtype, device):
         for model, cache in ((mine, past), (eager, other)):
             run(model, ids, mask, [20, 16, 1], cache)
         shown = mask[:, None, :, None].cpu().to(dtype)
-        near = 1e-4 if dtype == torch.float32 else 0.1  # of the layers before
+        near = 1e-4 if dtype == torch.float32 else 0.1  # because of the layers before
         assert len(past.layers) == 4 and len(list(past.layers)) == 4
         for i, layer in enumerate(past.layers):
             for mine_states, states in ((past.keys(i), other.layers[i].keys), (past.values(i), other.layers[i].values),
@@ -112,7 +112,8 @@ USES = {
 
 @pytest.mark.parametrize("n_passes", [0, 1])
 def test_closed_caches_raise(llama, n_passes):
-    """As files do: nothing begins anew in silence. Forks go with the cache that they came from, and may be closed at any time."""
+    """As with files, nothing starts again silently. Forks close with the cache that they came from, and may be closed at any
+    time."""
     ids, mask = batch("cpu")
     past = TandemCache(8)
     for _ in range(n_passes):

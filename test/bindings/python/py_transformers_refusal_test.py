@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""tandem.transformers refuses what it cannot do, with the reason; a mask that contradicts what is stored among it."""
+"""tandem.transformers refuses unsupported uses and names the reason, also masks that contradict the stored tokens."""
 import pytest
 from hf_common import OLD_MASKS, batch, new_cache, run, torch, transformers
 from hf_gate import models
@@ -24,10 +24,10 @@ def refused(model, past, match, kind=tandem.UnsupportedError, **arguments):
 
 
 def test_other_caches(llama):
-    """A layer that is called by itself, outside of a model's pass, has no cache that Tandem could make."""
+    """A layer that is called outside of a model's pass has no cache, and Tandem cannot make one."""
     for given in (transformers.DynamicCache(), transformers.StaticCache(config=llama[0].config, max_cache_len=64)):
         refused(llama[0], given, f"past_key_values is a {type(given).__name__}: .*pass past_key_values=")
-    call(llama[0], new_cache())  # a pass that has a cache is no leave to do without one
+    call(llama[0], new_cache())  # a pass with a cache does not allow one without
     states = torch.zeros(1, 4, 3, 64)
     with pytest.raises(tandem.UnsupportedError, match="past_key_values is not a TandemCache"):
         tandem_attention(torch.nn.Module(), states, states, states, None)
@@ -38,7 +38,7 @@ def test_other_attention(llama):
 
 
 def test_other_attention_in_a_model_of_one_layer():
-    """Its second pass is refused whatever the cache was asked in between: the first one's keys are nowhere."""
+    """The second pass is refused whatever method was called in between, because the keys of the first are stored nowhere."""
     eager = models("llama", torch.float32, "cpu", num_hidden_layers=1)[1]
     for ask in (lambda past: past.get_seq_length(), lambda past: past.crop(0), lambda past: past.sequences, lambda past: past.fork()):
         past = new_cache()
@@ -106,7 +106,7 @@ def test_options_of_a_fork_that_do_not_exist(llama):
     ({"layers": [5]}, "layers[0]", "is a int, not a Layer"), ({"layers": 5}, "layers", "is not a sequence"),
 ], ids=str)
 def test_options_of_wrong_values(options, field, match):
-    """Refused where they are written, with what Python's own constructors raise: a ValueError."""
+    """Refused where they are given, with a ValueError as from Python's own constructors."""
     with pytest.raises(ValueError, match=match) as raised:
         TandemCache(**options)
     assert isinstance(raised.value, tandem.InvalidArgumentError) and raised.value.field == field
@@ -133,7 +133,7 @@ def test_options_are_checked_by_one_engine(monkeypatch):
     {"policy": None, "alpha": None}, {"storage": {"k_type": "q8_0", "layer_v_types": ["f16"] * 5, "k_rotation": "hadamard"}},
 ], ids=str)
 def test_options_that_depend_on_the_model(options):
-    """The first pass knows the model, and says what does not go with it."""
+    """The first pass knows the model, and reports options that do not fit it."""
     TandemCache(**options)
 
 
@@ -194,7 +194,7 @@ def test_masks_that_contradict_what_is_stored(llama):
         next_pass(other, "is not that of the calls before in its first 37 columns")
     with pytest.raises(tandem.InvalidArgumentError, match="batch = 2, the cache has 3"), torch.no_grad():
         llama[0](torch.full((2, 1), 5), past_key_values=past)
-    with torch.no_grad():  # and the pass that fits still goes
+    with torch.no_grad():  # a pass that fits still works
         llama[0](torch.full((3, 1), 5), attention_mask=shown, past_key_values=past)
 
 
@@ -222,7 +222,7 @@ def test_padding_inside_a_sliding_window():
     model = models("mistral", torch.float32, "cpu")[0]
     ids, mask = batch("cpu", side="right")
     past = new_cache()
-    run(model, ids, mask, [37], past)  # padding at the end: as good as any
+    run(model, ids, mask, [37], past)  # padding at the end is allowed, too
     with pytest.raises(tandem.UnsupportedError, match="padding between tokens of a row"), torch.no_grad():
         model(torch.full((3, 1), 5), attention_mask=torch.cat([mask, torch.ones((3, 1), dtype=torch.long)], 1), past_key_values=past)
 
@@ -273,7 +273,8 @@ OTHER_LAYERS = {
 
 @pytest.mark.parametrize("family", OTHER_LAYERS)
 def test_models_with_layers_of_another_kind(family):
-    """Mixtures of attention and state spaces, chunks, keys of other layers, an index of keys: refused before anything is stored."""
+    """Mixtures of attention and state spaces, chunked attention, keys of other layers, an index of keys: refused before
+    anything is stored."""
     kind = getattr(transformers, f"{family}Config", None)
     if kind is None:
         pytest.skip(f"Transformers {transformers.__version__} has no {family}")

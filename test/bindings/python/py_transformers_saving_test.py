@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A TandemCache in a file: text goes on from it as from the cache that was saved."""
+"""A TandemCache in a file: a loaded cache continues a text as the saved one does."""
 import pytest
 from hf_common import DEVICES, batch, new_cache, torch
 from hf_gate import models
@@ -9,14 +9,14 @@ from tandem.transformers import TandemCache
 
 
 def passes(model, past, ids, mask, n_before):
-    """Logits of a pass for each of the last columns."""
+    """Returns the logits of a pass for each of the last columns."""
     with torch.no_grad():
         return [model(ids[:, :i + 1][:, -1:], attention_mask=mask[:, :i + 1], past_key_values=past).logits
                 for i in range(n_before, ids.shape[1])]
 
 
 def longer(device, n_columns):
-    """Columns of two rows; the second begins with padding."""
+    """Returns columns of two rows, the second with padding first."""
     torch.manual_seed(5)
     ids, mask = torch.randint(3, 97, (2, n_columns), device=device), torch.ones((2, n_columns), dtype=torch.long, device=device)
     mask[1, :13] = 0
@@ -82,7 +82,7 @@ def test_what_is_wrong_is_said(tmp_path):
         TandemCache.load(path, model, policy="hgca", model_id=1)
     with pytest.raises(tandem.InvalidArgumentError, match="k_type is f32 in the file, q8_0"):
         TandemCache.load(path, model, policy="hgca", storage={"k_type": "q8_0"})
-    loaded = TandemCache.load(path, other, policy="hgca")  # its geometry is found out by the first pass
+    loaded = TandemCache.load(path, other, policy="hgca")  # the first pass gives the geometry
     with pytest.raises(tandem.InvalidArgumentError, match="layers"), torch.no_grad():
         more = torch.cat([ids_and_mask[0], ids_and_mask[0][:, :1]], 1), torch.nn.functional.pad(ids_and_mask[1], (0, 1), value=1)
         other(more[0][:, -1:], attention_mask=more[1], past_key_values=loaded)

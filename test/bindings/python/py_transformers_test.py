@@ -52,14 +52,15 @@ def test_generate(family, options, device):
     past = new_cache(8, device)
     texts = [model.generate(input_ids=ids, attention_mask=mask, max_new_tokens=12, min_new_tokens=12, past_key_values=cache,
                             **options)
-             for model, cache in ((mine, past), (eager, transformers.DynamicCache()))]  # which can be cropped, unlike one that forgets by its config
+             # can be cropped, unlike a cache whose config makes it forget
+             for model, cache in ((mine, past), (eager, transformers.DynamicCache()))]
     assert torch.equal(*texts)
     assert past.session.stats().evicted_tokens > 0 and type(past.get_seq_length()) is int
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_generate_goes_on(device):
-    """A second turn with the cache of the first, of rows with padding."""
+    """A second turn with the cache of the first one, of rows with padding."""
     mine, eager, _ = models("mistral", torch.float32, device)
     ids, mask = batch(device)
     texts = []
@@ -74,7 +75,7 @@ def test_generate_goes_on(device):
 
 
 def passed(device="cpu", lens=(37,), **options):
-    """A model, a cache that has had a batch with padding, and its inputs."""
+    """Returns a model, a cache after a batch with padding, and the inputs."""
     mine, _, _ = models("llama", torch.float32, device)
     ids, mask = batch(device)
     past = new_cache(device=device, **options)
@@ -90,7 +91,7 @@ def test_crop_goes_back(device):
         again = mine(input_ids=ids[:, 17:], attention_mask=mask, position_ids=(mask.cumsum(1) - 1).clamp(min=0)[:, 17:],
                      past_key_values=past).logits
     torch.testing.assert_close(again[mask[:, 17:].bool()], logits[:, 17:][mask[:, 17:].bool()], rtol=0, atol=2e-4)
-    past.crop(30)  # a length to keep
+    past.crop(30)  # the length to keep
     assert past.get_seq_length() == 30
     with pytest.raises(tandem.InvalidArgumentError, match="tokens_to_remove = -31"):
         past.crop(-31)
@@ -139,7 +140,7 @@ _FOUR_KEYS = tandem.PruningRecord([tandem.PruningStage("exact", 1, 4)], 1, 4)  #
                                      {"policy": "hip", "pruning": tandem.Pruning(decode=[_FOUR_KEYS]), "dense_layers": [1]}],
                          ids=["all", "hip", "dense layers"])
 def test_a_fork_goes_on_under_another_policy(options):
-    """As a cache does that had the policy from the beginning, where the prompt attends every key under both."""
+    """The fork equals a cache that had the policy from the beginning, if the prompt attends every key under both."""
     mine, _, _ = models("llama", torch.float32, "cpu")
     ids, past, own = batch("cpu")[0][:1], new_cache(), TandemCache(**options)
     with torch.no_grad():
@@ -193,7 +194,7 @@ def test_a_pass_that_raises_leaves_the_cache_as_it_was(n, options, device):
             past.crop(0)
             assert [s.digest() for s in past.sequences] == before and past.get_seq_length() == 37 - n
     hook.remove()
-    logits = more()  # which takes the second broken pass back
+    logits = more()  # rolls back the second broken pass
     assert [s.length(3) for s in past.sequences] == [37, 20, 29]
     expected = run(mine, ids, mask, [37 - n, n], new_cache(device=device))[:, 37 - n:]
     torch.testing.assert_close(logits, expected, rtol=0, atol=2e-4)
@@ -201,7 +202,7 @@ def test_a_pass_that_raises_leaves_the_cache_as_it_was(n, options, device):
 
 @needs_cuda
 def test_device_has_the_window_alone():
-    """Twice the length takes no more device memory: PyTorch holds no keys, and Tandem those of the window."""
+    """Twice the length takes no more device memory: PyTorch holds no keys, and Tandem holds those of the window."""
     mine = models("llama", torch.bfloat16, "cuda")[0]
     ids = torch.randint(3, 97, (2, 4000), generator=torch.Generator().manual_seed(2)).cuda()
     mask = torch.ones_like(ids)
@@ -215,7 +216,7 @@ def test_device_has_the_window_alone():
         stats = past.cache.stats()
         held.append(torch.cuda.memory_allocated())
         kv_bytes.append((stats.device_window_bytes, stats.host_kv_bytes))
-    assert held[-1] - held[1] <= 1 << 16  # the mask: a byte for each token; keys and values would be 14 million
+    assert held[-1] - held[1] <= 1 << 16  # the mask: a byte for each token; keys and values would take 14 million
     (window, host), (first_window, first_host) = kv_bytes[-1], kv_bytes[1]
     assert window == first_window and host > 3 * first_host
     token = 4 * 2 * 2 * 64 * 2  # layers, K and V, KV heads, head_dim, bf16

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""tandem.transformers as its users push it: other families, ways to generate, what goes wrong in training and with two models."""
+"""tandem.transformers in its users' hands: other families, ways to generate, mistakes in training and with two models."""
 import copy
 import types
 
@@ -29,7 +29,7 @@ def skip_where_kernels_are_missing(family, device):
 
 @needs_cuda
 def test_deepseek_on_a_device():
-    """K and V of different dims: refused before anything is stored, and the dims are named."""
+    """K and V of different dims are refused before anything is stored. The error names the dims."""
     mine, _, _ = models("deepseek_v3", torch.float32, "cuda")
     ids, mask = batch("cuda")
     with torch.no_grad(), pytest.raises(tandem.UnsupportedError, match=r"k_head_dim = \d+ with v_head_dim = \d+"):
@@ -68,7 +68,7 @@ def test_ways_to_generate(family, options, device):
 
 @pytest.mark.parametrize("options, sleeps", [({}, True), ({"sleep_between_calls": False}, False)])
 def test_workers_sleep_while_pytorch_computes(llama, monkeypatch, options, sleeps):
-    """A pass is a step, which would keep Tandem's workers spinning on the cores that the model's own products need."""
+    """A pass is a step. It would keep Tandem's workers spinning on the cores that the model's own products need."""
     made = []
 
     class Watched(tandem.Session):
@@ -84,7 +84,8 @@ def test_workers_sleep_while_pytorch_computes(llama, monkeypatch, options, sleep
 
 
 def test_dense_layers_attend_every_key(llama):
-    """All layers dense: exact under any policy. Some: what layer_policies with the same layers gives, and a fork too."""
+    """With all layers dense, any policy is exact. With some, the logits are those of layer_policies with the same layers,
+    also in a fork."""
     mine, eager, _ = llama
     ids, mask = (tensor[:1] for tensor in batch("cpu"))
     options = {"policy": "streaming", "sink_tokens": 2}
@@ -105,7 +106,7 @@ def test_dense_layers_attend_every_key(llama):
 
 
 def test_assisted_generation(llama):
-    """A smaller model guesses, and what it guesses wrong is cropped."""
+    """A smaller model proposes tokens, and wrong ones are cropped."""
     mine, eager, _ = llama
     ids, mask = (tensor[:1] for tensor in batch("cpu"))
     torch.manual_seed(1)
@@ -121,11 +122,11 @@ def test_assisted_generation(llama):
 @pytest.mark.parametrize("policy", ["all", "hgca"])
 @pytest.mark.parametrize("family", ["mistral", "gemma2"])
 def test_another_text_after_the_same_beginning(family, policy):
-    """Cropped to what two prompts share, the cache goes on as one that has seen the second alone."""
+    """Cropped to the common beginning of two prompts, the cache gives the text of one that has seen only the second."""
     mine = models(family, torch.float32, "cpu")[0]
     ids, mask = batch("cpu")
     other = torch.cat([ids[:, :25], ids[:, 25:].flip(1).roll(1, 0)], 1)
-    window = {"all": 8, "hgca": 64}[policy]  # a window that holds everything: nothing is selected
+    window = {"all": 8, "hgca": 64}[policy]  # the window holds everything, so nothing is selected
     past, texts = new_cache(window, policy=policy), []
     options = {"attention_mask": mask, "max_new_tokens": 8, "min_new_tokens": 8}
     mine.generate(input_ids=ids, past_key_values=past, **options)
@@ -146,7 +147,7 @@ def test_attention_weights_are_refused_everywhere(llama):
         call(mine, new_cache(), output_attentions=True)
     with pytest.raises(tandem.UnsupportedError, match="output_attentions"):
         mine.generate(ids, attention_mask=mask, past_key_values=new_cache(), output_attentions=True, max_new_tokens=2)
-    with pytest.raises(ValueError, match="output_attentions"):  # of Transformers
+    with pytest.raises(ValueError, match="output_attentions"):  # raised by Transformers
         mine.config.output_attentions = True
     with torch.no_grad():
         assert len(call(mine, new_cache(), output_hidden_states=True).hidden_states) == 5
@@ -161,12 +162,12 @@ def test_other_caches_are_refused(llama):
                             "is a StaticCache.*pass past_key_values=tandem.transformers.TandemCache")):
         with pytest.raises(tandem.UnsupportedError, match=match):
             mine.generate(ids, attention_mask=mask, max_new_tokens=3, **options)
-    with pytest.raises(ValueError, match="cache_implementation"):  # of Transformers
+    with pytest.raises(ValueError, match="cache_implementation"):  # raised by Transformers
         mine.generate(ids, attention_mask=mask, max_new_tokens=3, cache_implementation="static", past_key_values=new_cache())
 
 
 def test_training(llama):
-    """Gradients are refused wherever they would be lost; without them a model may be in training mode."""
+    """A pass is refused if its gradients would be lost. Without gradients a model may be in training mode."""
     trained = copy.deepcopy(llama[0]).train()
     with pytest.raises(tandem.UnsupportedError, match="requires_grad"):
         call(trained, new_cache())
@@ -184,7 +185,7 @@ def test_training(llama):
     with pytest.raises(tandem.UnsupportedError, match="gradient checkpointing|requires_grad"):
         call(trained, new_cache())
     with torch.no_grad():
-        if VERSION < (5, 24):  # which takes the cache away there too
+        if VERSION < (5, 24):  # there the cache is removed, too
             with pytest.raises(tandem.UnsupportedError, match="gradient checkpointing"):
                 call(trained, new_cache())
         else:
@@ -197,7 +198,7 @@ def test_training(llama):
 
 
 def test_models_that_have_no_kernels(llama):
-    """The pass is refused, and a model that has some may still use the cache."""
+    """The pass is refused. A supported model can still use the cache."""
     past, odd = new_cache(), models("llama", torch.float32, "cpu", head_dim=72)[0]
     with torch.no_grad():
         with pytest.raises(tandem.UnsupportedError, match="head_dim = 72 has no kernels"):
@@ -210,7 +211,7 @@ def test_models_that_have_no_kernels(llama):
 
 @pytest.mark.parametrize("n_layers", [2, 6])
 def test_two_models_with_one_cache(llama, n_layers):
-    """One of fewer layers would never complete a pass, and each pass would take the one before back."""
+    """A model of fewer layers would never complete a pass, so each pass would roll back the one before."""
     past, other = new_cache(), models("llama", torch.float32, "cpu", num_hidden_layers=n_layers)[0]
     with torch.no_grad():
         call(llama[0], past)
@@ -224,7 +225,7 @@ def test_two_models_with_one_cache(llama, n_layers):
 
 
 def test_layers_that_are_more_than_are_attended():
-    """Where no configuration says how many there are, a pass that is not complete is not taken back unasked."""
+    """If no configuration says how many layers there are, an incomplete pass is not rolled back unless it is asked for."""
     layer = tandem.Layer(n_q_heads=4, n_kv_heads=2, k_head_dim=64)
     past = new_cache(layers=[layer] * 2)
 
@@ -240,11 +241,11 @@ def test_layers_that_are_more_than_are_attended():
 
 
 def test_layers_that_are_not_alike():
-    """A factor of its own for each layer is said by layers=."""
+    """layers= gives each layer a factor of its own."""
     changes = {"scale_attn_by_inverse_layer_idx": True}
     three = models("gpt2", torch.float32, "cpu", **changes)
     ids, mask = batch("cpu")
-    if OLD_MASKS:  # which does not tell the attention the factor
+    if OLD_MASKS:  # there the attention does not get the factor
         with pytest.raises(tandem.UnsupportedError, match="scale_attn_by_inverse_layer_idx = True"):
             run(three[0], ids, mask, [37], new_cache())
         return
@@ -264,7 +265,7 @@ def test_layers_that_are_not_alike():
      131_072),
     ({"max_position_embeddings": 131_072, "rope_scaling": {"factor": 8.0, "original_max_position_embeddings": 8192}}, ["hip"], True,
      131_072),
-    ({"max_position_embeddings": 20000}, ["hip"], False, -1),  # the CPU prunes wherever keys are
+    ({"max_position_embeddings": 20000}, ["hip"], False, -1),  # the CPU prunes wherever the keys are
     ({"max_position_embeddings": 20000}, ["patterns", "all"], True, 20000),
     ({"max_position_embeddings": 20000}, ["all"], True, -1),
     ({"max_position_embeddings": 20000}, ["hip", "hgca"], True, -1),
@@ -280,10 +281,10 @@ PRUNED = tandem.Pruning(decode=[RECORD], append=[RECORD])
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_pruned_layers_on_either_processor(device):
-    """The window that is not given is as long as the rows become. Both processors keep the same keys, ties apart."""
+    """The default window is as long as the rows become. Both processors keep the same keys, except for ties."""
     mine = models("llama", torch.float32, device)[0]
     ids, mask = batch(device, (300, 220, 260))
-    exact = {"storage": {"k_type": "f32", "v_type": "f32"}}  # one processor's sums, rounded to bf16, would be other keys on the other
+    exact = {"storage": {"k_type": "f32", "v_type": "f32"}}  # with bf16, sums of CPU and GPU would round to different keys
     past = new_cache(-1, device, policy="hip", pruning=PRUNED, dense_layers=[0], **exact)
     logits = run(mine, ids, mask, [280] + [1] * 20, past)
     stats = past.session.stats()
@@ -295,7 +296,7 @@ def test_pruned_layers_on_either_processor(device):
     far = (logits.cpu() - expected).abs().amax(2)[mask.cpu() == 1]
     assert (far < 1e-3).float().mean() > 0.95
     dense = run(mine, ids.cpu(), mask.cpu(), [280] + [1] * 20, new_cache(-1, "cpu", **exact))
-    assert (dense - expected).abs().max() > 1e-2  # or pruning would show nothing
+    assert (dense - expected).abs().max() > 1e-2  # otherwise the test would not show pruning
 
 
 @needs_cuda

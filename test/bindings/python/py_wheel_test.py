@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the wheel and the source archive hold, and where the library is looked for."""
+"""Contents of the wheel and the source archive, and where the library is looked for."""
 import ast
 import base64
 import hashlib
@@ -59,14 +59,14 @@ def test_wheel(backend, tmp_path):
 
 
 def test_the_project_is_read_without_tomllib(backend):
-    """Python 3.10 has none, and a build must need nothing from a registry."""
+    """Python 3.10 does not have it, and a build must need nothing from a registry."""
     tomllib = pytest.importorskip("tomllib", reason="Python 3.10")
     assert backend._project() == tomllib.loads((BINDING / "pyproject.toml").read_text())["project"]
 
 
 @pytest.mark.parametrize("name", ["wheel_backend.py", *(f"tandem/{module}" for module in MODULES)])
 def test_the_oldest_python_parses_it(backend, name):
-    """What is not in its standard library mypy says, which is told its version in pyproject.toml."""
+    """mypy reports what its standard library lacks. pyproject.toml sets the version for mypy."""
     oldest = backend._project()["requires-python"].removeprefix(">=")
     assert f'python_version = "{oldest}"' in (BINDING / "pyproject.toml").read_text()
     ast.parse((BINDING / name).read_text(), name, feature_version=tuple(int(number) for number in oldest.split(".")))
@@ -79,7 +79,7 @@ def test_source_archive(backend, tmp_path):
         archive.extractall(tmp_path, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
     assert held == {"LICENSE", "PKG-INFO", "README.md", "pyproject.toml", "wheel_backend.py", "tandem/py.typed",
                     *(f"tandem/{module}" for module in MODULES)}
-    # The wheel of what is in it is the wheel of the checkout.
+    # A wheel built from the archive equals the wheel of the checkout.
     program = "import sys; sys.path.insert(0, '.'); import wheel_backend; print(wheel_backend.build_wheel(sys.argv[1]))"
     wheels = []
     for folder in (tmp_path / "tandem-0.2.0", BINDING):
@@ -109,7 +109,7 @@ def test_editable(backend, tmp_path):
 
 
 def imported(folder, **environment):
-    """What `import tandem` from a folder says, with nothing of this process's settings."""
+    """Returns the output of `import tandem` from a folder, without this process's settings."""
     inherited = {name: value for name, value in os.environ.items()
                  if name not in ("TANDEM_LIB_DIR", "PKG_CONFIG_PATH", "LD_LIBRARY_PATH", "PYTHONPATH")}
     program = "import sys; sys.path.insert(0, sys.argv[1]); import tandem; print(tandem.library_path())"
@@ -148,7 +148,7 @@ def test_a_library_that_is_not_found_is_said_to_be_so(tmp_path):
     assert said.returncode != 0 and "ImportError: libtandem was not found" in said.stderr
     assert f"{tmp_path}/libtandem.so.0 (TANDEM_LIB_DIR" in said.stderr and "pkg-config" not in said.stderr
     said = imported(BINDING, LD_LIBRARY_PATH="")
-    if said.returncode != 0:  # else it is installed where the linker looks
+    if said.returncode != 0:  # otherwise it is installed where the linker looks
         assert "tandem/lib/libtandem.so.0 (carried by the package): no such file" in said.stderr
         assert "/no/such/pkg-config" in said.stderr and "the dynamic linker: " in said.stderr
 
@@ -156,7 +156,7 @@ def test_a_library_that_is_not_found_is_said_to_be_so(tmp_path):
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
 def test_a_library_of_other_structs_is_refused(tmp_path):
     from tandem import _abi
-    answers = {"tandem_version": 0x000100, "tandem_abi_fingerprint": 0}  # libtandem 0.1, which knows no 0.2
+    answers = {"tandem_version": 0x000100, "tandem_abi_fingerprint": 0}  # libtandem 0.1, which does not know 0.2
     text = "".join(f"long long {name}(void) {{ return {answers.get(name, 5)}; }}\n" for name in _abi.FUNCTIONS)
     (tmp_path / "other.c").write_text(text)
     subprocess.run(["cc", "-shared", "-fPIC", "-o", str(tmp_path / "libtandem.so.0"), str(tmp_path / "other.c")], check=True)

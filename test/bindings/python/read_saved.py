@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Reads saved sequences by docs/saved-sequences.md alone, with NumPy and without libtandem.
+"""Reads saved sequences as docs/saved-sequences.md defines them, with NumPy and without libtandem.
 
-  python3 read_saved.py FILE      prints what is in it
+  python3 read_saved.py FILE      prints the contents
 
-Checksums are looked at where the package `xxhash` is installed.
+Checksums are checked if the package `xxhash` is installed.
 """
 import struct
 import sys
@@ -40,7 +40,7 @@ class Saved:
         return np.arange(self.n_tokens) if given is None else np.frombuffer(given, "<i4")
 
     def k(self, layer):
-        """f32 [n_tokens, n_kv_heads, k_head_dim], as tandem_sequence_read() gives them."""
+        """Returns f32 [n_tokens, n_kv_heads, k_head_dim], as tandem_sequence_read() does."""
         record = self.layers[layer]
         rows = self._rows(layer, "k", record["k_type"], record["k_head_dim"])
         if record["k_rotation"] == 1:
@@ -66,7 +66,8 @@ class Saved:
         return numbers * np.repeat(scales, 32, axis=2)[:, :, :dim]
 
     def statistics(self, layer):
-        """The policy's name, where the window begins, and under "hgca" averages [n_q_heads, n_tokens] and selected tokens."""
+        """Returns the policy's name, the begin of the window and, under "hgca", averages [n_q_heads, n_tokens] and
+        selected tokens."""
         reader = Payload(self.sections["statistics", layer])
         found = {"policy": reader.take(16).rstrip(b"\0").decode(), "window_begin": reader.number()}
         if found["policy"] != "hgca":

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// lib/policy/policy_table.cc with one line more.
+// lib/policy/policy_table.cc with one more line.
 #include "lib/policy/policy.h"
 
 namespace tandem {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// A policy that was made to see what a policy takes: of the keys outside the window each KV head attends blocks of 16 tokens
-// that a counter's hash picks, half of them. This file is all of it, and one line of policy_table.cc.
+// A policy that shows what adding one takes. Outside the window each KV head attends about half of the blocks of 16 tokens,
+// chosen by a hash of block and head. The whole policy is this file and one line of policy_table.cc.
 #include <algorithm>
 
 #include "lib/call/sequence_call.h"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// A route that was made to see what a route takes: it refuses every call whose keys would have to take it. This file is all
-// of it, and one line of route_table.cc.
+// A route that shows what adding one takes. It refuses every call whose keys would have to use it. The whole route is this
+// file and one line of route_table.cc.
 #include "lib/call/key_route.h"
 #include "lib/pieces/route_options.h"
 #include "lib/pieces/stream_pieces.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// lib/routes/route_table.cc with one line more.
+// lib/routes/route_table.cc with one more line.
 #include "lib/pieces/route_line.h"
 #include "lib/routes/recompute.h"
 #include "lib/routes/stream.h"

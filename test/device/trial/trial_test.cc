@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// A policy and a route that the library has not got, each added as anyone would add one: a file, and a line in a table.
+// A policy and a route that the library does not have, each added as a developer would add it: a file, and a line in a
+// table.
 #include <algorithm>
 #include <cmath>
 
@@ -25,7 +26,7 @@ std::vector<float> stored(const Side& side, bool is_v) {
   return rows.values;
 }
 
-// Attention of the call's only query over the tokens that a session says its head has kept, in double precision.
+// Returns attention of the call's only query, in double precision, over the tokens that the session says its head has kept.
 std::vector<float> reference(const Side& side, const Call& call) {
   const std::vector<float> k = stored(side, false), v = stored(side, true);
   std::vector<float> o;
@@ -48,7 +49,7 @@ std::vector<float> reference(const Side& side, const Call& call) {
   return o;
 }
 
-// A prompt, appends, and decodes whose heads attend blocks of their own.
+// A prompt, appends, and decode calls whose heads attend blocks of their own.
 void attends_random_blocks(bool on_device) {
   const Side side(on_device, "random blocks");
   int64_t seed = 7, n_kept = 0, n_outside = 0;
@@ -77,7 +78,7 @@ void is_listed(void**) {
   assert_string_equal(tandem_policy_name(3), "random blocks");
 }
 
-// Nothing has changed when a call is refused, and a call before which nothing lies outside the window has no keys to move.
+// A refused call changes nothing. A call with no key outside the window has no keys to move, so it is not refused.
 void refuses_calls_that_take_the_route(void**) {
   Side side(true);
   tandem_session_options options = Side::options_of("all");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The numbers of a node that the module computes, against double precision: strides with NaN between them, types, streams,
-// masks, slopes, sinks, soft cap; on ggml's threads and on the library's own.
+// The outputs of a node that the module computes, against double precision: strides with NaN between rows, types, streams,
+// masks, slopes, sinks, soft cap; on ggml's threads and on the library's.
 #include <algorithm>
 
 #include "lent_engine.h"
@@ -13,7 +13,7 @@ using stand_in_ggml::state;
 
 constexpr double kHidden = -INFINITY;
 
-// Tokens are the last ones of each stream's keys.
+// Makes the mask causal. The tokens are the last ones of each stream's keys.
 void make_causal(const Node& of) {
   const ggml_tensor& mask = of.mask->view;
   for (int64_t s = 0; s < mask.ne[3]; ++s)
@@ -143,7 +143,7 @@ void adds_what_the_mask_says(void**) {
 
 void attends_with_slopes_sinks_and_cap(void**) {
   Shape shape;
-  shape.max_bias = 8.0f, shape.n_q_heads = 6;  // 6 heads: two of them beyond the power of 2
+  shape.max_bias = 8.0f, shape.n_q_heads = 6;  // 6 heads: two beyond the power of 2
   expect_attends(shape, false);
   shape.has_sinks = true;
   expect_attends(shape, false);
@@ -188,7 +188,7 @@ void skips_nodes_that_are_not_to_be_computed(void**) {
 
 void says_why_a_node_failed(void**) {
   const Node made{Shape()};
-  made.node().data = made.q.view.data;  // which the library refuses
+  made.node().data = made.q.view.data;  // the library refuses this
   state().log.clear();
   assert_int_equal(Backend().compute(&made.node()), GGML_STATUS_FAILED);
   assert_non_null(

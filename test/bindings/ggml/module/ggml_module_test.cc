@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What the module takes, what it leaves to ggml, and when it refuses to be loaded, against a stand-in of ggml.
+// The nodes that the module takes and those that it leaves to ggml, and when it refuses to be loaded, against a stand-in of
+// ggml.
 #include <functional>
 
 #include "module_world.h"
@@ -40,16 +41,17 @@ void takes_types_dims_and_parameters_with_kernels(void**) {
 
 void leaves_other_layouts_to_ggml(void**) {
   assert_true(takes({}));
-  assert_false(takes({}, [](Node& n) { n.k.view.nb[0] = 4; }));   // a transposed V or K
+  assert_false(takes({}, [](Node& n) { n.k.view.nb[0] = 4; }));   // V or K is transposed
   assert_false(takes({}, [](Node& n) { n.k.view.nb[1] += 1; }));  // half an element
   assert_false(takes({}, [](Node& n) { n.v.view.nb[1] = 0; }));   // one row for all keys
   assert_false(takes({}, [](Node& n) { n.v.view.ne[1] -= 1; }));  // fewer values than keys
-  assert_false(takes({}, [](Node& n) { n.v.view.ne[2] = 1; }));   // heads of V shared otherwise than those of K
-  assert_false(takes({}, [](Node& n) { n.q.view.ne[2] = 3; }));   // 3 query heads of 2 KV heads
+  assert_false(takes({}, [](Node& n) { n.v.view.ne[2] = 1; }));   // V has other numbers of heads than K
+  assert_false(takes({}, [](Node& n) { n.q.view.ne[2] = 3; }));   // 3 query heads for 2 KV heads
   assert_false(takes({}, [](Node& n) { n.mask->view.ne[0] -= 1; }));
   assert_false(takes({}, [](Node& n) { n.mask->view.ne[1] -= 1; }));
   assert_false(takes({}, [](Node& n) { n.mask->view.type = GGML_TYPE_F32; }));
-  assert_true(takes([](Shape& s) { s.n_streams = 1; }, [](Node& n) { n.k.view.nb[3] = 7; }));  // of a length of 1
+  // the stride of a dimension of length 1
+  assert_true(takes([](Shape& s) { s.n_streams = 1; }, [](Node& n) { n.k.view.nb[3] = 7; }));
 }
 
 void takes_views_and_leaves_other_nodes(void**) {
@@ -80,7 +82,7 @@ void leaves_a_contexts_first_graph_to_ggml(void**) {
   };
   assert_true(takes_tokens(1, &cache));  // no context has opened the device
   const Backend context;
-  assert_true(takes_tokens(1, nullptr));  // over tensors that are no cache, as in a test of one node
+  assert_true(takes_tokens(1, nullptr));  // its tensors are no cache, as in a test of one node
   for (int layer = 0; layer < 3; ++layer) assert_false(takes_tokens(1, &cache));
   assert_true(takes_tokens(512, &cache));
   assert_true(takes_tokens(1, &cache));

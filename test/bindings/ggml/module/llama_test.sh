@@ -1,9 +1,9 @@
 #!/bin/bash
 # SPDX-License-Identifier: MIT
-# The module in llama.cpp's own ggml: downloads the sources that a version of the Python package llama-cpp-python has inside (80 MB),
-# builds ggml, its test program and the module, and runs ggml's tests of FLASH_ATTN_EXT on the module's device.
+# Tests the module in llama.cpp's own ggml. Downloads the sources that a version of the Python package llama-cpp-python contains
+# (80 MB), builds ggml, its test program and the module, and runs ggml's tests of FLASH_ATTN_EXT on the module's device.
 #   TANDEM_GGML_SOURCES=llama.cpp   a folder of llama.cpp's sources, instead of the download
-# llama_test.sh SOURCE_DIR CMAKE CXX PYTHON; exits 77 (skipped) where the sources cannot be had.
+# llama_test.sh SOURCE_DIR CMAKE CXX PYTHON; exits 77 (skipped) if the sources cannot be downloaded.
 source "$(dirname "$0")/../../../packaging/common.sh"
 source=$1 cmake=$2 cxx=$3 python=$4
 package=llama-cpp-python version=0.3.36

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What the tests of the ggml module share: tensors in memory of their own, which is NaN until it is written, a node over
-// them, and the module's device and backend.
+// Shared by the tests of the ggml module: tensors in memory of their own, which holds NaN until it is written, a node over
+// such tensors, and the module's device and backend.
 #pragma once
 
 #include <cmath>
@@ -23,8 +23,8 @@ inline int32_t dtype_of(ggml_type type) {
   return types[type];
 }
 
-// [dim, n_tokens, n_heads, n_streams] as llama.cpp views its cache: a token's heads lie side by side. Behind each token is a
-// gap of one row, and behind each stream one of two tokens, which stay NaN.
+// A tensor [dim, n_tokens, n_heads, n_streams] as llama.cpp views its cache: a token's heads lie side by side. A gap of one
+// row follows each token and a gap of two tokens follows each stream. Gaps stay NaN.
 class Tensor {
  public:
   Tensor(ggml_type type, int64_t dim, int64_t n_tokens, int64_t n_heads = 1, int64_t n_streams = 1) {
@@ -38,7 +38,7 @@ class Tensor {
     memory_.assign(static_cast<size_t>(n_streams) * stream, 0xff);
     view.data = memory_.data();
   }
-  // The node itself: contiguous.
+  // Makes a contiguous tensor, as mask, sinks and the node itself are.
   static std::unique_ptr<Tensor> contiguous(int64_t ne0, int64_t ne1, int64_t ne2, int64_t ne3, ggml_type type) {
     auto made = std::make_unique<Tensor>(type, ne0, 1, 1, 1);
     const int64_t ne[] = {ne0, ne1, ne2, ne3};
@@ -70,7 +70,7 @@ class Tensor {
   void set(double x, int64_t i0, int64_t i1, int64_t i2 = 0, int64_t i3 = 0) const {
     reference::store(dtype_of(view.type), x, at(i1, i2, i3) + static_cast<size_t>(i0) * view.nb[0]);
   }
-  // Noise; blocks get codes and a scale of noise.
+  // Fills the tensor with noise. Quantized blocks get codes of noise and a fixed scale.
   void fill(int64_t seed) const {
     for (int64_t s = 0; s < view.ne[3]; ++s)
       for (int64_t h = 0; h < view.ne[2]; ++h)
@@ -111,7 +111,7 @@ struct Shape {
   int64_t mask_heads = 1, mask_streams = 1;
 };
 
-// A node FLASH_ATTN_EXT and all that it reads.
+// A node FLASH_ATTN_EXT and all tensors that it reads.
 struct Node {
   explicit Node(const Shape& of)
       : q(GGML_TYPE_F32, of.k_dim, of.n_tokens, of.n_q_heads, of.n_streams),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What tests tell the stand-in of ggml (abi/ggml.h), and ask it.
+// The state of the stand-in of ggml (abi/ggml.h) that tests set and read.
 #pragma once
 
 #include <ggml-backend-impl.h>
@@ -15,14 +15,14 @@ struct ggml_cgraph {
 namespace stand_in_ggml {
 
 struct State {
-  std::string version = "1.2.3";  // as the module is compiled for, in CMakeLists.txt
-  std::string log;                // all that the module has logged
-  bool has_openmp = true;         // what the CPU backend says of itself
-  bool moves_reg = false;         // ggml looks for a device's registration elsewhere: its structs are others
+  std::string version = "1.2.3";  // the version that the module is compiled for, in CMakeLists.txt
+  std::string log;                // everything that the module has logged
+  bool has_openmp = true;         // whether the CPU backend reports OpenMP
+  bool moves_reg = false;  // true: ggml reads a device's registration at another offset, as if its structs had changed
 };
 State& state();
 
 }  // namespace stand_in_ggml
 
-// The module's.
+// The module exports this function.
 extern "C" ggml_backend_reg_t ggml_backend_init(void);

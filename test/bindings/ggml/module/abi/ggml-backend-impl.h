@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT
- * Of the stand-in (ggml.h beside this): the tables that a backend fills in. */
+ * Part of the stand-in of ggml (see ggml.h): the tables that a backend fills in. */
 #ifndef STAND_IN_GGML_BACKEND_IMPL_H_
 #define STAND_IN_GGML_BACKEND_IMPL_H_
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT
- * Of the stand-in (ggml.h beside this): what a program uses of backends. */
+ * Part of the stand-in of ggml (see ggml.h): the functions of backends that programs call. */
 #ifndef STAND_IN_GGML_BACKEND_H_
 #define STAND_IN_GGML_BACKEND_H_
 

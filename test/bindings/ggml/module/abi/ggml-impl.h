@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT
- * Of the stand-in (ggml.h beside this): ggml's log. */
+ * Part of the stand-in of ggml (see ggml.h): ggml's log. */
 #ifndef STAND_IN_GGML_IMPL_H_
 #define STAND_IN_GGML_IMPL_H_
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * A stand-in of ggml: names and members that the module of bindings/ggml/module uses, and no more, so that its logic is
- * tested where ggml is not. Numbers and sizes are not ggml's: what is compiled against this is never loaded by ggml. */
+ * A stand-in of ggml: exactly the names and members that the module of bindings/ggml/module uses, so that its logic can be
+ * tested without ggml. Numbers and sizes are not ggml's. ggml never loads a module that is compiled with these headers. */
 #ifndef STAND_IN_GGML_H_
 #define STAND_IN_GGML_H_
 
@@ -33,7 +33,7 @@ struct ggml_tensor {
   enum ggml_type type;
   struct ggml_backend_buffer* buffer;
   int64_t ne[GGML_MAX_DIMS]; /* elements, innermost dimension first */
-  size_t nb[GGML_MAX_DIMS];  /* bytes between them; nb[0] is a block's */
+  size_t nb[GGML_MAX_DIMS];  /* strides in bytes; nb[0] is the size of a block */
   enum ggml_op op;
   int32_t op_params[16];
   int32_t flags;
