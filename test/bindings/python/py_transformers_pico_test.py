@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""pico, a real model, through AutoModelForCausalLM: the golden logits, and a pass key test of 16,384 tokens under hgca."""
+"""pico, a real model, through AutoModelForCausalLM: the golden logits, and a pass key in a text of 16,384 tokens under hgca."""
 import random
 
 import pytest

@@ -157,6 +157,9 @@ impl Session {
 
     /// For one layer, the (query, key) pairs that appends under "patterns" attended, summed over query heads, and the pairs
     /// that policy "all" would have attended.
+    ///
+    /// # Errors
+    /// `InvalidArgument` (`layer_idx`).
     pub fn pattern_pairs(&mut self, layer_idx: i32) -> Result<(i64, i64)> {
         let (mut pairs, mut dense, session) = (0i64, 0i64, self.as_ptr());
         // SAFETY: a live handle that no other thread uses; both numbers are written.
