@@ -186,7 +186,7 @@ class Arguments:
 
     def check_pip(self, _, rest):
         for word in rest[1:]:
-            if not word.startswith("-") and not word.endswith(".whl") and not (self.root / word.split("[")[0] / "pyproject.toml").exists():
+            if not word.startswith("-") and not word.split("[")[0].endswith(".whl") and not (self.root / word.split("[")[0] / "pyproject.toml").exists():
                 yield f"there is no Python package in {word}"
 
     def check_cargo(self, _, rest):
