@@ -218,7 +218,7 @@ class TandemCache(Readable):
         self._changes.settle()
 
     def _take_back(self) -> int | None:
-        """Takes back what a pass that has ended left unfinished; returns its first layer that was not attended, or None."""
+        """Rolls back a pass that ended before all layers were attended. Returns the first layer that was not, or None."""
         self._has_passed = False
         if self.closed:
             return None

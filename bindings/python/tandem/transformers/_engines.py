@@ -24,7 +24,7 @@ def shared_engine(backend: str | None) -> Engine:
 
 
 def asked_engine() -> Engine:
-    """The engine that is asked whether options are in range, where the caller has given none. Made once, as that takes 2 ms."""
+    """Returns the engine that checks the ranges of options if the caller gave no engine. It is made once, which takes 2 ms."""
     with _lock:
         if not _asked:
             _asked.append(Engine(n_threads=1, spin_ns=0))

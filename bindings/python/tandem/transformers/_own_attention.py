@@ -25,7 +25,7 @@ _ADVICE = ("load it with another attention (attn_implementation='eager' or 'sdpa
 
 
 class _Begun(threading.local):
-    """Of a thread's passes: what :func:`n_attended` was as a model's pass began, by the model's id."""
+    """A thread's value of :func:`n_attended` at the begin of each running pass, by the model's id."""
 
     def __init__(self) -> None:
         self.counts: dict[int, int] = {}
@@ -36,7 +36,7 @@ _begun = _Begun()
 
 @lru_cache(maxsize=None)
 def _has_own_attention(name: str) -> bool:
-    """Whether a module of Transformers has attention layers, none of which looks an implementation up."""
+    """Returns whether a module of Transformers has attention layers and never looks up an attention implementation."""
     try:
         code = inspect.getsource(sys.modules[name])
     except (KeyError, OSError, TypeError):
